@@ -10,8 +10,13 @@ invalid UTF-8 of a peer survive because nothing is ever re-encoded.
 
 import hashlib
 import json
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from itertools import accumulate
+from json.scanner import make_scanner
+from types import NoneType
 from typing import Any, Final, NamedTuple, cast
 
 # Source: https://www.jsonrpc.org/specification#error_object
@@ -35,11 +40,9 @@ MAX_CALL_BYTES: Final = 900_000_000  # SQLite's limit for one value is 10^9
 MAX_EXPONENT_DIGITS: Final = 18  # an exponent is compared as an integer
 _MAX_INT_DIGITS: Final = 640  # int() takes this many under every setting of sys.set_int_max_str_digits
 
-_BOM: Final = b"\xef\xbb\xbf"
-_ENVELOPE: Final = {name.casefold(): name for name in ("jsonrpc", "id", "method", "params", "result", "error")}
-_CALL_PARAMS: Final = {
-    name.casefold(): name for name in ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
-}
+_BOM: Final = "\ufeff"
+_ENVELOPE: Final = frozenset({"jsonrpc", "id", "method", "params", "result", "error"})
+_CALL_PARAMS: Final = frozenset({"name", "arguments", "_meta", "task", "inputResponses", "requestState"})
 
 
 class WireError(Exception):
@@ -60,7 +63,7 @@ class Id(NamedTuple):
 class ToolCall(NamedTuple):
     """What a `tools/call` asks for."""
 
-    name: str
+    name: str  # may hold a lone surrogate, which no UTF-8 can
     arguments: bytes | None  # the member's bytes, None where it is absent
     signature: str  # SHA-256, hexadecimal
     meta: Mapping[str, Any]
@@ -70,7 +73,7 @@ class ToolCall(NamedTuple):
 
 
 class Message(NamedTuple):
-    """One line from downstream, as far as the relay looks into it. An array has none of these."""
+    """One message from downstream, as far as the relay looks into it. An array has nothing but its `batch`."""
 
     method: str | None = None
     id: Id | None = None
@@ -79,6 +82,7 @@ class Message(NamedTuple):
     meta: Mapping[str, Any] = {}
     call: ToolCall | None = None
     cancels: Id | None = None
+    batch: tuple["Message", ...] = ()
 
 
 class Answer(NamedTuple):
@@ -88,6 +92,7 @@ class Answer(NamedTuple):
     is_error: bool
     body: bytes  # the bytes of `result` or `error`
     members: Mapping[str, Any]  # the values in it where it is an object, TOO_DEEP for one that was only skipped
+    start: int  # where `body` begins in the line
 
 
 class Upstream(NamedTuple):
@@ -164,174 +169,194 @@ class _Number:
         return self.literal
 
 
-class _Pairs:
-    """An object that repeats a key: no dict can hold it, and it must not look like one that does not."""
+class _Pairs(list[Any]):
+    """An object that repeats a key, which no dict can hold, as keys and values in turn.
 
-    __slots__ = ("pairs",)
+    The order of keys does not count, that of one key's values does. Infinity stands first: it marks the list, as no
+    value from downstream holds it.
+    """
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
-        self.pairs = pairs
+        super().__init__([math.inf])
+        for pair in sorted(pairs, key=lambda pair: pair[0]):
+            self.extend(pair)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> Any:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Pairs:
     members = dict(pairs)
     return members if len(members) == len(pairs) else _Pairs(pairs)
+
+
+def _integer(literal: str) -> int | _Number:
+    return int(literal) if len(literal) <= _MAX_INT_DIGITS else _Number(literal)
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-TOO_DEEP: Final = object()
-
 _Scan = Callable[[str, int], tuple[Any, int]]
 
 
-_STRICT: Final[Mapping[str, Any]] = {
-    "object_pairs_hook": _object,
-    "parse_float": _Number,
-    "parse_constant": _refuse_constant,
-}
-_LENIENT: Final[Mapping[str, Any]] = {"strict": False, "parse_float": _Number}
-# Each reads the value at an index and gives it with its end; the second of a pair is for lines with very long integers.
-_strict_scan: Final[_Scan] = json.JSONDecoder(**_STRICT).raw_decode
-_strict_scan_long: Final[_Scan] = json.JSONDecoder(**_STRICT, parse_int=_Number).raw_decode
-_lenient_scan: Final[_Scan] = json.JSONDecoder(**_LENIENT).raw_decode
-_lenient_scan_long: Final[_Scan] = json.JSONDecoder(**_LENIENT, parse_int=_Number).raw_decode
-
-# The pattern matches everywhere, so there always is a match.
-_space: Final = cast("Callable[[str, int], re.Match[str]]", re.compile(r"[ \t\n\r]*").match)
-_long_number: Final = re.compile(rf"[0-9]{{{_MAX_INT_DIGITS + 1}}}").search
-# Strings are matched whole, also an unterminated one, so that no bracket in a string counts and no text is read twice.
-_nesting: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{]|[\]}]', re.DOTALL).finditer
-_token: Final = re.compile(
-    r"[ \t\n\r]*+(?:(?P<open>[\[{])|(?P<close>[\]}])|(?P<comma>,)|(?P<colon>:)"
-    r'|(?P<string>"(?:[^"\\]++|\\.)*+")'
-    r"|(?P<scalar>-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity))",
-    re.DOTALL,
-).match
+def _scanner(**hooks: Any) -> _Scan:
+    """Reads the value at an index, gives it with its end, and raises StopIteration where there is none."""
+    decoder: Any = json.JSONDecoder(parse_int=_integer, parse_float=_Number, **hooks)
+    return make_scanner(decoder)
 
 
-class _Member(NamedTuple):
-    key: str
-    value: Any
-    start: int
-    end: int
+_strict: Final = _scanner(object_pairs_hook=_object, parse_constant=_refuse_constant)
+_lenient: Final = _scanner(strict=False)
+TOO_DEEP: Final = object()
 
 
-def _skip(text: str, index: int) -> int:
-    """The end of the value at `index`, nested to any depth, without recursion. Raises ValueError if there is none."""
-    closers: list[str] = []
-    expects, may_close = "value", False
+def _matcher(pattern: str) -> Callable[[str, int], re.Match[str] | None]:
+    return re.compile(pattern, re.DOTALL).match
+
+
+_SPACE: Final = r"[ \t\n\r]*+"
+_STRING: Final = r'"(?:[^"\\]++|\\.)*+"'
+_SCALAR: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
+# The groups are the key as it is written, and again where that is also how it reads.
+_KEY: Final = rf'("([^"\\\x00-\x1f]*+)"|{_STRING}){_SPACE}:{_SPACE}'
+
+_space: Final = cast("Callable[[str, int], re.Match[str]]", _matcher(_SPACE))  # it matches everywhere
+_first_member: Final = _matcher(rf"\{{{_SPACE}(?:\}}|{_KEY})")
+_next_member: Final = _matcher(rf"{_SPACE}(?:\}}|,{_SPACE}{_KEY})")
+_next_item: Final = _matcher(rf"{_SPACE}(?:\]|(,))")
+# A whole value; or else, as the group, an opening with what comes before the first value in it.
+_begin: Final = _matcher(rf"{_SPACE}(?:{_STRING}|{_SCALAR}|\[{_SPACE}\]|\{{{_SPACE}\}}|(\[|\{{{_SPACE}{_KEY}))")
+
+
+def _skip(text: str, index: int, each: Callable[[int], int] | None = None) -> int:
+    """The end of the value at `index`, nested to any depth, without recursion. Raises ValueError if there is none.
+
+    `each` takes the index of a value that is no array and gives its end, so that only arrays are read here.
+    """
+    outer = []  # for each array and object that is open, what matches behind a value in it
     while True:
-        token = _token(text, index)
-        kind = token.lastgroup if token else None
-        if token is None or kind is None:
-            raise ValueError("no JSON value")
-        index = token.end()
-        if kind == "open" and expects == "value":
-            closers.append("]" if text[index - 1] == "[" else "}")
-            expects, may_close = ("value" if closers[-1] == "]" else "key"), True
-            continue
-        if kind == "close" and may_close and text[index - 1] == closers[-1]:
-            closers.pop()
-        elif kind == "string" and expects == "key":
-            expects, may_close = "colon", False
-            continue
-        elif kind == "colon" and expects == "colon":
-            expects, may_close = "value", False
-            continue
-        elif kind == "comma" and expects == "comma":
-            expects, may_close = ("value" if closers[-1] == "]" else "key"), False
-            continue
-        elif not (kind in ("string", "scalar") and expects == "value"):
-            raise ValueError("no JSON value")
-        if not closers:
+        index = _space(text, index).end()
+        if each and not text.startswith("[", index):
+            index = each(index)
+        else:
+            found = _begin(text, index)
+            if found is None:
+                raise ValueError("no JSON value")
+            index = found.end()
+            if found[1]:
+                outer.append(_next_item if found[1] == "[" else _next_member)
+                continue
+        while outer:
+            found = outer[-1](text, index)
+            if found is None:
+                raise ValueError("neither comma nor end")
+            index = found.end()
+            if found[1]:
+                break
+            outer.pop()
+        else:
             return index
-        expects, may_close = "comma", True
+
+
+_Field = tuple[Any, int, int]  # a member's value, and its span in the text
+_ABSENT: Final[_Field] = (None, 0, 0)
+
+
+class _Object(list[tuple[str, _Field]]):
+    """An object as its members, repeated ones included."""
+
+    def values(self) -> dict[str, Any]:
+        return {key: value for key, (value, _, _) in self}
 
 
 def _value(text: str, index: int, scan: _Scan) -> tuple[Any, int]:
     """The value at `index` and its end; `TOO_DEEP` for one that is nested deeper than the C scanner recurses."""
     try:
         return scan(text, index)
+    except StopIteration:
+        raise ValueError("no JSON value") from None
     except RecursionError:
         return TOO_DEEP, _skip(text, index)
 
 
-def _members(text: str, index: int, scan: _Scan, walked: frozenset[str]) -> tuple[list[_Member], int]:
-    """The members of the object that opens at `index`, and its end.
-
-    Objects under a key in `walked` are given as their own lists of members, so that spans are known inside them.
-    """
-    members: list[_Member] = []
-    index = _space(text, index + 1).end()
-    if text[index : index + 1] == "}":
-        return members, index + 1
-    while True:
-        if text[index : index + 1] != '"':
-            raise ValueError("no key")
-        key, index = scan(text, index)
-        index = _space(text, index).end()
-        if text[index : index + 1] != ":":
-            raise ValueError("no colon")
-        start = _space(text, index + 1).end()
+def _members(text: str, index: int, scan: _Scan, walked: str = "") -> tuple[_Object, int]:
+    """The object that opens at `index`, and its end. An object under the key `walked` is given as its members too."""
+    members = _Object()
+    found = _first_member(text, index)
+    while found and found[1]:
+        key, start = found[2], found.end()
+        if key is None:  # it holds an escape, or what only some parsers take
+            key, _ = scan(text, found.start(1))
         value: Any
-        if text[start : start + 1] == "{" and key.casefold() in walked:
-            value, end = _members(text, start, scan, frozenset())
-            value = _Walked(value)
+        if key == walked and text.startswith("{", start):
+            value, end = _members(text, start, scan)
         else:
             value, end = _value(text, start, scan)
-        members.append(_Member(key, value, start, end))
-        index = _space(text, end).end()
-        mark = text[index : index + 1]
-        if mark == "}":
-            return members, index + 1
-        if mark != ",":
-            raise ValueError("no comma")
-        index = _space(text, index + 1).end()
+        members.append((key, (value, start, end)))
+        found = _next_member(text, end)
+    if found is None:
+        raise ValueError("neither member nor end")
+    return members, found.end()
 
 
-class _Walked(list[_Member]):
-    """An object given as its members."""
+def _collect(text: str, index: int, scan: _Scan, objects: list[_Object], walked: str = "") -> int:
+    """The end of the value at `index`. Adds it to `objects` if it is one, or those that it holds if it is an array.
 
-    def named(self) -> dict[str, Any]:
-        return {member.key: member.value for member in self}
+    Arrays in arrays count: a peer that handles an array by calling itself for each element looks into them.
+    """
+    if text.startswith("[", index):
+        return _skip(text, index, lambda start: _collect(text, start, scan, objects, walked))
+    if not text.startswith("{", index):
+        return _value(text, index, scan)[1]
+    members, end = _members(text, index, scan, walked)
+    objects.append(members)
+    return end
+
+
+def _span(line: bytes, text: str, field: _Field) -> bytes:
+    """The bytes of the line that a value was read from."""
+    _, start, end = field
+    if text.isascii():
+        return line[start:end]
+    if 2 * (end - start) < len(text):
+        return _encode(text[start:end])
+    # A long value is cut out of the line: to encode it takes up to eight times its size.
+    return line[len(_encode(text[:start])) : len(line) - len(_encode(text[end:]))]
 
 
 def _encode(text: str) -> bytes:
-    """The bytes that a span of a decoded line came from."""
     return text.encode("utf-8", "surrogateescape")
 
 
-def _is_deeper(text: str, limit: int) -> bool:
-    if text.count("[") + text.count("{") <= limit:
+def _decode(line: bytes) -> str:
+    return line.decode("utf-8", "surrogateescape")
+
+
+_NO_MARK: Final = bytes(set(range(256)) - set(b'"[]{}'))
+_STEP: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+
+def _is_deeper(line: bytes, limit: int) -> bool:
+    if line.count(b"[") + line.count(b"{") <= limit:
         return False
-    depth = 0
-    for match in _nesting(text):
-        mark = text[match.start()]
-        if mark in "[{":
-            depth += 1
-            if depth > limit:
-                return True
-        elif mark in "]}":
-            depth -= 1
-    return False
+    # Escaped quotes go first, so that each one left begins or ends a string; then empty strings, which are most.
+    marks = line.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _NO_MARK).replace(b'""', b"")
+    brackets = b"".join(marks.split(b'"')[::2])
+    return max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > limit
 
 
-# ------------------------------------------------------------------------------------------- numbers, canonical form
+# --------------------------------------------------------------------------------------------- numbers, canonical form
 
 
 _literal: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)([0-9]+))?").fullmatch
 
 
-def _normal(literal: str) -> int | str:
+def _normal(number: _Number) -> int | str:
     """One form for all spellings of a number: an int of up to 640 digits, else `digits e exponent`.
 
     Raises ValueError for an exponent of over 18 digits. Only digit strings are handled: int() of a million digits takes
     seconds, and a float would make 9007199254740993 equal to 9007199254740992.
     """
-    match = _literal(literal)
+    match = _literal(number.literal)
     if match is None:
         raise ValueError("no number")
     sign, whole, fraction, exponent_sign, exponent_digits = match.groups(default="")
@@ -347,33 +372,31 @@ def _normal(literal: str) -> int | str:
     return f"{sign}{digits}e{exponent}"
 
 
+def _plain(number: _Number) -> int | list[Any]:
+    """A number as Python's encoder can write it; NaN marks the list, which no value from downstream holds."""
+    normal = _normal(number)
+    return normal if isinstance(normal, int) else [math.nan, normal]
+
+
+_encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, default=_plain)
+
+
 def canonical(value: Any) -> str:
     """One ASCII text for all spellings of a parsed value: keys sorted, no white space, one form for each number.
 
-    What Python's encoder cannot say is written as NaN, which no value from downstream holds, and said in order of
-    appearance behind the text. Raises ValueError for an exponent of over 18 digits.
+    Raises ValueError for an exponent of over 18 digits.
     """
-    asides: list[str] = []
+    return _encoder.encode(value)
 
-    def aside(special: Any) -> Any:
-        if isinstance(special, _Pairs):
-            asides.append("pairs")
-            # The sort is stable: the order of keys does not count, that of one key's values does.
-            return [float("nan"), *sorted(special.pairs, key=lambda pair: pair[0])]
-        number = _normal(special.literal)
-        if isinstance(number, int):
-            return number
-        asides.append(number)
-        return float("nan")
 
-    text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, default=aside).encode(value)
-    return "\n".join([text, *asides])
+def parse(value: bytes) -> Any:
+    """The value of bytes that came from downstream, as `canonical` takes it."""
+    return _strict(value.decode(), 0)[0]
 
 
 def signature(tool: str, arguments: Any) -> str:
     """SHA-256 over tool name and canonical arguments; absent, null and {} are one."""
-    text = json.dumps(tool) + "\n" + ("{}" if arguments is None else canonical(arguments))
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return hashlib.sha256(canonical([tool, {} if arguments is None else arguments]).encode("ascii")).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- downstream
@@ -381,194 +404,154 @@ def signature(tool: str, arguments: Any) -> str:
 
 def read_downstream(line: bytes, *, is_first: bool = False) -> Message:
     """What one line from downstream is. Raises WireError for a line that must not go upstream."""
-    body = line.strip(b" \t\r\n")
-    if is_first:
-        body = body.removeprefix(_BOM)
     try:
-        text = body.decode()
+        text = line.decode()
     except UnicodeDecodeError:
         raise _refused(PARSE_ERROR, "Parse error: a line must be valid UTF-8") from None
-    if _is_deeper(text, MAX_DEPTH):
+    if _is_deeper(line, MAX_DEPTH):
         raise _refused(INVALID_REQUEST, f"Invalid request: nested deeper than {MAX_DEPTH} levels")
-    scan = _strict_scan_long if _long_number(text) else _strict_scan
+    start = _begin_of(text, is_first)
+    objects: list[_Object] = []
     try:
-        objects, is_array = _objects(text, scan, _PARAMS)
+        if text[start : start + 1] not in "{[":
+            raise ValueError("neither object nor array")
+        end = _collect(text, start, _strict, objects, "params")
+        if _space(text, end).end() != len(text):
+            raise ValueError("more than one value")
     except ValueError:
         raise _refused(PARSE_ERROR, "Parse error: a line must hold one JSON object or array") from None
-    if "\r" in text:
+    if text.find("\r", start, end) >= 0:
         # Servers that read with universal newlines split here, and a fragment could be a tools/call of its own.
         raise _refused(INVALID_REQUEST, "Invalid request: a carriage return inside a line")
-    if is_array:
-        return _read_array(text, objects)
-    members = objects[0]
-    named = members.named()
-    identity = _read_id(text, members)
-    id_bytes = identity[1] if identity else b"null"
+    if text[start] == "[":
+        return _read_array(line, text, objects)
+    return _read_message(line, text, objects[0])
+
+
+def _begin_of(text: str, is_first: bool) -> int:
+    """Where a line's value begins: white space may stand before it, and on the first line a byte order mark."""
+    return _space(text, len(_BOM) if is_first and text.startswith(_BOM) else 0).end()
+
+
+def _read_message(line: bytes, text: str, members: _Object) -> Message:
+    """What one object is. Raises WireError for one that must not go upstream."""
+    identity, id_bytes = _read_id(line, text, members)
     if _has_doubtful_keys(members, _ENVELOPE):
         raise _refused(INVALID_REQUEST, "Invalid request: a member of the envelope is repeated or misspelt", id_bytes)
-    method = named.get("method")
-    if method == TOOLS_CALL:
-        call, meta = _read_call(text, members, id_bytes if identity else None, len(line))
-    else:
-        call, meta = None, _meta(named.get("params"))
+    values = members.values()
+    method, params = values.get("method"), values.get("params")
+    if not isinstance(method, str):
+        method = None
+    elif method.startswith(TOOLS_CALL + "\0"):
+        raise _refused(INVALID_REQUEST, "Invalid request: C ends this method at its NUL", id_bytes)
+    call = _read_call(line, text, values, identity, id_bytes) if method == TOOLS_CALL else None
+    param = params.values() if isinstance(params, _Object) else {}
+    meta = param.get("_meta")
+    if not isinstance(meta, dict):
+        meta = {}
     return Message(
-        method=method if isinstance(method, str) else None,
-        id=identity[0] if identity else None,
+        method=method,
+        id=identity,
         id_bytes=id_bytes,
         is_modern=META_VERSION in meta,
         meta=meta,
         call=call,
-        cancels=_cancelled_id(text, named) if method == CANCELLED else None,
+        cancels=_identity(param.get("requestId")) if method == CANCELLED else None,
     )
 
 
-_PARAMS: Final = frozenset({"params"})
+def _read_array(line: bytes, text: str, objects: list[_Object]) -> Message:
+    """An array passes unless it holds a `tools/call`, or what some parser could read as one."""
+    with suppress(WireError):
+        batch = tuple(_read_message(line, text, members) for members in objects)
+        if not any(message.call for message in batch):
+            return Message(batch=batch)
+    why = "Invalid request: a tools/call must be a line of its own"
+    requests = [members for members in objects if _spelt(members, "method") and _spelt(members, "id")]
+    replies = [_error(_read_id(line, text, members)[1], INVALID_REQUEST, why) for members in requests]
+    raise WireError("an array with a tools/call was refused", b"[%b]\n" % b",".join(replies) if replies else None)
 
 
-def _objects(text: str, scan: _Scan, walked: frozenset[str]) -> tuple[list[_Walked], bool]:
-    """The objects of a line, and whether they stood in an array. Raises ValueError where the line is not JSON."""
-    if text[:1] == "{":
-        members, end = _members(text, 0, scan, walked)
-        if _space(text, end).end() != len(text):
-            raise ValueError("more than one value")
-        return [_Walked(members)], False
-    if text[:1] != "[":
-        raise ValueError("neither object nor array")
-    objects: list[_Walked] = []
-    index = _space(text, 1).end()
-    while text[index : index + 1] != "]" or objects:
-        if text[index : index + 1] == "{":
-            members, index = _members(text, index, scan, walked)
-            objects.append(_Walked(members))
-        else:
-            _, index = _value(text, index, scan)
-            objects.append(_Walked())  # stands for whatever is no object
-        index = _space(text, index).end()
-        if text[index : index + 1] == "]":
-            break
-        if text[index : index + 1] != ",":
-            raise ValueError("no comma")
-        index = _space(text, index + 1).end()
-    if _space(text, index + 1).end() != len(text):
-        raise ValueError("more than one value")
-    return objects, True
+_ARGUMENTS: Final = (dict, _Pairs, NoneType)
 
 
-def _has_doubtful_keys(members: list[_Member], names: Mapping[str, str]) -> bool:
-    """Whether two parsers could read one of `names` differently: Go matches keys regardless of case, and the last of
-    two equal keys wins in some parsers, the first in others."""
-    found = set()
-    for member in members:
-        name = names.get(member.key.casefold())
-        if name is not None:
-            if name != member.key or name in found:
-                return True
-            found.add(name)
-    return False
-
-
-def _read_id(text: str, members: list[_Member]) -> tuple[Id, bytes] | None:
-    """The last `id` by value and bytes; None where it is absent or neither string nor number."""
-    for member in reversed(members):
-        if member.key.casefold() == "id":
-            value = member.value
-            if isinstance(value, str):
-                return Id("string", value), _encode(text[member.start : member.end])
-            if isinstance(value, int | _Number) and not isinstance(value, bool):
-                return _number_id(value), _encode(text[member.start : member.end])
-            return None
-    return None
-
-
-def _number_id(number: int | _Number) -> Id:
-    if isinstance(number, int):
-        return Id("integer", number)
-    try:
-        value = _normal(number.literal)
-    except ValueError:
-        return Id("fraction", number.literal)  # an endless exponent: told apart by its spelling
-    return Id("integer" if isinstance(value, int) or "e-" not in value else "fraction", value)
-
-
-def _meta(params: Any) -> Mapping[str, Any]:
-    if isinstance(params, _Walked):
-        meta = params.named().get("_meta")
-        if isinstance(meta, dict):
-            return meta
-    return {}
-
-
-def _cancelled_id(text: str, named: Mapping[str, Any]) -> Id | None:
-    params = named.get("params")
-    if not isinstance(params, _Walked):
-        return None
-    found = [member._replace(key="id") for member in params if member.key == "requestId"]
-    identity = _read_id(text, found)
-    return identity[0] if identity else None
-
-
-def _read_call(text: str, members: _Walked, id_bytes: bytes | None, length: int) -> tuple[ToolCall, Mapping[str, Any]]:
+def _read_call(line: bytes, text: str, values: Mapping[str, Any], identity: Id | None, id_bytes: bytes) -> ToolCall:
     """The `tools/call` in an object whose envelope is sound. Raises WireError for a call that is not."""
-    named = members.named()
-    if "id" not in named:
+    if "id" not in values:
         raise WireError("a tools/call without an id was dropped: nobody could be answered", None)
-    if id_bytes is None or not _integer_or_string(id_bytes):
+    if identity is None or (identity.kind != "string" and id_bytes.strip(b"-0123456789")):
         raise _refused(INVALID_REQUEST, "Invalid request: the id of a tools/call must be a string or an integer")
 
     def refuse(code: int, why: str) -> WireError:
         return _refused(code, why, id_bytes)
 
-    if named.get("jsonrpc") != "2.0":
+    if values.get("jsonrpc") != "2.0":
         raise refuse(INVALID_REQUEST, 'Invalid request: jsonrpc must be "2.0"')
-    if length > MAX_CALL_BYTES:
+    if len(line) > MAX_CALL_BYTES:
         raise refuse(INVALID_REQUEST, f"Invalid request: a tools/call of over {MAX_CALL_BYTES} bytes")
-    params = named.get("params")
-    if not isinstance(params, _Walked):
+    params = values.get("params")
+    if not isinstance(params, _Object):
         raise refuse(INVALID_PARAMS, "Invalid params: params must be an object")
     if _has_doubtful_keys(params, _CALL_PARAMS):
         raise refuse(INVALID_REQUEST, "Invalid request: a member of params is repeated or misspelt")
-    member = params.named()
-    name, meta, state = member.get("name"), member.get("_meta", {}), member.get("requestState")
+    param = params.values()
+    name, arguments, meta = param.get("name"), param.get("arguments"), param.get("_meta", {})
     if not isinstance(name, str):
         raise refuse(INVALID_PARAMS, "Invalid params: name must be a string")
-    arguments = next((item for item in params if item.key == "arguments"), None)
-    if arguments and not isinstance(arguments.value, dict | _Pairs | None):
+    if not isinstance(arguments, _ARGUMENTS):
         raise refuse(INVALID_PARAMS, "Invalid params: arguments must be an object")
     if not isinstance(meta, dict):
         raise refuse(INVALID_PARAMS, "Invalid params: _meta must be an object without repeated keys")
     try:
-        digest = signature(name, arguments.value if arguments else None)
+        digest = signature(name, arguments)
     except ValueError as error:
         raise refuse(INVALID_REQUEST, f"Invalid request: {error}") from None
-    call = ToolCall(
+    state = param.get("requestState")
+    return ToolCall(
         name=name,
-        arguments=_encode(text[arguments.start : arguments.end]) if arguments else None,
+        arguments=_span(line, text, dict(params)["arguments"]) if "arguments" in param else None,
         signature=digest,
         meta=meta,
         request_state=state if isinstance(state, str) else None,
-        is_next_leg="requestState" in member or "inputResponses" in member,
-        wants_task=member.get("task") is not None,
+        is_next_leg="requestState" in param or "inputResponses" in param,
+        wants_task=param.get("task") is not None,
     )
-    return call, meta
 
 
-_integer_or_string: Final = re.compile(rb'-?[0-9]+|".*"', re.DOTALL).fullmatch
+def _has_doubtful_keys(members: _Object, names: frozenset[str]) -> bool:
+    """Whether two parsers could read one of `names` differently: Go matches keys regardless of case, C ends them at a
+    NUL, and the last of two equal keys wins in some parsers, the first in others."""
+    keys = [key for key, _ in members]
+    if len(distinct := set(keys)) == len(keys) and distinct <= names:
+        return False
+    spellings = [key.partition("\0")[0].casefold() for key in keys]
+    return any(spellings.count(name.casefold()) > (name in distinct) for name in names)
 
 
-def _read_array(text: str, objects: list[_Walked]) -> Message:
-    """An array passes unless it holds a `tools/call`, or a member that some parser could read as one."""
-    if not any(
-        members.named().get("method") == TOOLS_CALL or _has_doubtful_keys(members, _ENVELOPE) for members in objects
-    ):
-        return Message()
-    replies = []
-    for members in objects:
-        if "method" in members.named() and "id" in members.named():
-            identity = _read_id(text, members)
-            why = "Invalid request: a tools/call must be a line of its own"
-            replies.append(_error(identity[1] if identity else b"null", INVALID_REQUEST, why, None))
-    reply = b"[" + b",".join(replies) + b"]\n" if replies else None
-    raise WireError("an array with a tools/call was refused", reply)
+def _spelt(members: _Object, name: str) -> list[_Field]:
+    """The members that some parser takes for `name`."""
+    return [field for key, field in members if key == name or key.casefold() == name]
+
+
+def _read_id(line: bytes, text: str, members: _Object) -> tuple[Id | None, bytes]:
+    """The `id` and its bytes; None and null unless there is one, and it is a string or a number."""
+    fields = _spelt(members, "id")
+    identity = _identity(fields[0][0]) if len(fields) == 1 else None
+    return (identity, _span(line, text, fields[0])) if identity else (None, b"null")
+
+
+def _identity(value: Any) -> Id | None:
+    if isinstance(value, str):
+        return Id("string", value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Id("integer", value)
+    if isinstance(value, _Number):
+        try:
+            normal = _normal(value)
+        except ValueError:
+            return Id("fraction", value.literal)  # an endless exponent: told apart by its spelling
+        return Id("fraction" if isinstance(normal, str) and "e-" in normal else "integer", normal)
+    return None
 
 
 def _refused(code: int, message: str, id_bytes: bytes = b"null") -> WireError:
@@ -578,50 +561,49 @@ def _refused(code: int, message: str, id_bytes: bytes = b"null") -> WireError:
 # ------------------------------------------------------------------------------------------------------------ upstream
 
 
-_BODIES: Final = frozenset({"result", "error"})
-
-
 def read_upstream(line: bytes, *, is_first: bool = False) -> Upstream | None:
-    """What one line from upstream answers and asks; None where it is not JSON by any reading."""
-    text = line.strip(b" \t\r\n").decode("utf-8", "surrogateescape")
-    if is_first:
-        text = text.removeprefix("\ufeff")
-    scan = _lenient_scan_long if _long_number(text) else _lenient_scan
-    try:
-        objects, _ = _objects(text, scan, _BODIES)
-    except ValueError:
+    """What one line from upstream answers and asks; None where no JSON object can be found in it.
+
+    Whatever follows an object, some parsers never look at it (Jackson) and others take it for the next message.
+    """
+    text = _decode(line)
+    index = _begin_of(text, is_first)
+    objects: list[_Object] = []
+    with suppress(ValueError):
+        while index < len(text):
+            index = _space(text, _collect(text, index, _lenient, objects)).end()
+    if not objects:
         return None
     answers: list[Answer] = []
     methods: list[tuple[str, Id | None]] = []
     for members in objects:
-        named = {member.key.casefold(): member for member in members}
-        identity = _read_id(text, members)
-        method = named.get("method")
-        body = named.get("error") or named.get("result")
-        if "result" in named and "error" in named and named["error"].value is None:
-            body = named["result"]  # "error": null beside a result is how some servers spell success
-        if identity and body:
-            answers.extend(_answers(text, members, body))
-        elif method and isinstance(method.value, str):
-            methods.append((method.value, identity[0] if identity else None))
+        # Which of two ids counts is the client's parser's choice: each is answered.
+        ids = [identity for value, _, _ in _spelt(members, "id") if (identity := _identity(value))]
+        named = {key.casefold(): field for key, field in members}
+        method, _, _ = named.get("method", _ABSENT)
+        result, error = named.get("result"), named.get("error")
+        is_error = error is not None and not (result and error[0] is None)  # a null beside a result spells success
+        body = error if is_error else result
+        if ids and body:
+            span, inner, start = _span(line, text, body), _inner(text, body), len(_encode(text[: body[1]]))
+            answers += [Answer(identity, is_error, span, inner, start) for identity in ids]
+        elif isinstance(method, str):
+            methods.append((method, ids[-1] if ids else None))
     return Upstream(tuple(answers), tuple(methods))
 
 
-def _answers(text: str, members: _Walked, body: _Member) -> Iterator[Answer]:
-    """One answer for each `id` of the object: which of two repeated ids counts is the client's parser's choice."""
-    value = body.value
-    named = value.named() if isinstance(value, _Walked) else {}
-    span = _encode(text[body.start : body.end])
-    for member in members:
-        identity = _read_id(text, [member])
-        if identity:
-            yield Answer(identity[0], body.key.casefold() == "error", span, named)
+def _inner(text: str, field: _Field) -> Mapping[str, Any]:
+    """The values in an object that is a member, also in one that is too deep as a whole; none if it is no object."""
+    value, start, _ = field
+    if value is TOO_DEEP:
+        return _object_at(text, start).values()
+    return value if isinstance(value, dict) else {}
 
 
 # --------------------------------------------------------------------------------------------------- what we write
 
 
-def _error(id_bytes: bytes, code: int, message: str, data: Mapping[str, Any] | None) -> bytes:
+def _error(id_bytes: bytes, code: int, message: str, data: Mapping[str, Any] | None = None) -> bytes:
     error: dict[str, Any] = {"code": code, "message": message}
     if data is not None:
         error["data"] = data
@@ -638,44 +620,50 @@ def replay_line(id_bytes: bytes, body: bytes, *, is_error: bool) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"%b":%b}\n' % (id_bytes, b"error" if is_error else b"result", body)
 
 
+def request_line(own_id: str, method: str, params: Mapping[str, Any]) -> bytes:
+    """A request of ours to upstream. Its params may hold what came from downstream."""
+    request = {"jsonrpc": "2.0", "id": own_id, "method": method, "params": params}
+    return json.dumps(request, separators=(",", ":"), default=lambda number: float(number.literal)).encode() + b"\n"
+
+
+def cancel_line(id_bytes: bytes) -> bytes:
+    """A notification to upstream that the request with this id is no longer wanted."""
+    return b'{"jsonrpc":"2.0","method":"%b","params":{"requestId":%b}}\n' % (CANCELLED.encode(), id_bytes)
+
+
 def with_result_type(result: bytes) -> bytes:
     """A result as the 2026-07-28 era wants it: with `resultType`, which earlier eras do not have."""
-    members = _result_members(result)
-    if members is None or any(member.key == "resultType" for member in members):
+    if not result.startswith(b"{"):
         return result
-    separator = b"," if members else b""
-    return b'{"resultType":"complete"' + separator + result[1:]
+    members = _object_at(_decode(result), 0)
+    if any(key == "resultType" for key, _ in members):
+        return result
+    return b'{"resultType":"complete"' + (b"," if members else b"") + result[1:]
 
 
 def with_identity(result: bytes, name: str, version: str, *, is_handshake: bool) -> bytes:
     """A result with our name and version in place of upstream's, all other bytes kept; an empty one keeps upstream's.
 
+    The very object that was given where there is nothing to replace.
+
     `is_handshake`: it answers `initialize` or `server/discover`, whose result names the server at its top.
     """
     if b"erverInfo" not in result and b"\\u" not in result:
         return result
-    members = _result_members(result)
-    text = result.decode("utf-8", "surrogateescape")
-    infos: list[_Member] = []
-    for member in members or ():
-        if member.key == "serverInfo" and is_handshake:
-            infos.append(member)
-        elif member.key == "_meta":
-            infos += [inner for inner in _inside(text, member) if inner.key == META_SERVER_INFO]
+    text = _decode(result)
+    infos: list[int] = []
+    for key, (_, start, _) in _object_at(text, 0):
+        if key == "serverInfo" and is_handshake:
+            infos.append(start)
+        elif key == "_meta":
+            infos += [inner for nested, (_, inner, _) in _object_at(text, start) if nested == META_SERVER_INFO]
     ours = {"name": name, "version": version}
-    spans = [item for info in infos for item in _inside(text, info) if ours.get(item.key)]
-    for item in sorted(spans, key=lambda item: item.start, reverse=True):
-        text = text[: item.start] + json.dumps(ours[item.key]) + text[item.end :]
-    return _encode(text)
+    spans = [(key, start, end) for info in infos for key, (_, start, end) in _object_at(text, info) if ours.get(key)]
+    for key, start, end in reversed(spans):
+        text = text[:start] + json.dumps(ours[key]) + text[end:]
+    return _encode(text) if spans else result
 
 
-def _result_members(result: bytes) -> list[_Member] | None:
-    text = result.decode("utf-8", "surrogateescape")
-    return _members(text, 0, _lenient_scan_long, frozenset())[0] if text[:1] == "{" else None
-
-
-def _inside(text: str, member: _Member) -> list[_Member]:
-    """The members of an object that is a member, with their spans; none where it is no object."""
-    if text[member.start : member.start + 1] != "{":
-        return []
-    return _members(text, member.start, _lenient_scan_long, frozenset())[0]
+def _object_at(text: str, index: int) -> _Object:
+    """The object that opens at `index`; an empty one where it is no object."""
+    return _members(text, index, _lenient)[0] if text.startswith("{", index) else _Object()

@@ -1,0 +1,587 @@
+"""The journal: what is on record about a call, what follows from it, and how facts get to disk.
+
+The first half is pure: statuses, the decision table, what an answer amounts to. The second half is SQLite. Facts are
+appended (dispatched, answered, in doubt), never changed; `append` returns when they are on disk, or raises and has
+recorded nothing that anyone may rely on.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, assert_never
+
+from storage import TABLES, Files, Inode, JournalError, Lock, connect, connect_owner, inode_of, is_busy
+
+# ------------------------------------------------------------------------------------------------------ what follows
+
+
+class Status(StrEnum):
+    """What the facts on record about a call add up to."""
+
+    PENDING = "PENDING"  # dispatched by this process, no answer yet
+    IN_DOUBT = "IN_DOUBT"  # dispatched, and nobody can know whether it ran
+    COMPLETED = "COMPLETED"  # upstream answered with a result, isError or not
+    FAILED = "FAILED"  # upstream answered with a JSON-RPC error
+    INPUT_REQUIRED = "INPUT_REQUIRED"  # upstream wants input first; the next leg is a further attempt
+    TASK = "TASK"  # upstream answered with a handle of a task
+    NOT_SENT = "NOT_SENT"  # no byte of it left for upstream
+    NOT_EXECUTED = "NOT_EXECUTED"  # an operator found that it did not run
+    PRUNED = "PRUNED"  # it was on record once
+
+
+class Action(StrEnum):
+    """What to do with a call whose place is known."""
+
+    PROCEED = "proceed"
+    JOIN = "wait, then the same answer"
+    REPLAY = "replay"
+    REFUSE_IN_DOUBT = "refuse in_doubt"
+    REFUSE_PRUNED = "refuse diverged, cause pruned"
+    DIVERGE = "diverge"
+
+
+# (what is on record at the place, does the signature match?) -> what to do. There is no row for doubt that goes away by
+# itself: only an answer of upstream's or an operator's decision changes what a place holds.
+DECISIONS: Final[Mapping[tuple[Status | None, bool], Action]] = {
+    (None, True): Action.PROCEED,
+    (None, False): Action.PROCEED,
+    (Status.NOT_SENT, True): Action.PROCEED,
+    (Status.NOT_SENT, False): Action.DIVERGE,
+    (Status.NOT_EXECUTED, True): Action.PROCEED,
+    (Status.NOT_EXECUTED, False): Action.DIVERGE,
+    (Status.PENDING, True): Action.JOIN,
+    (Status.PENDING, False): Action.DIVERGE,
+    (Status.IN_DOUBT, True): Action.REFUSE_IN_DOUBT,
+    (Status.IN_DOUBT, False): Action.REFUSE_IN_DOUBT,
+    (Status.COMPLETED, True): Action.REPLAY,
+    (Status.COMPLETED, False): Action.DIVERGE,
+    (Status.FAILED, True): Action.REPLAY,
+    (Status.FAILED, False): Action.DIVERGE,
+    (Status.INPUT_REQUIRED, True): Action.PROCEED,
+    (Status.INPUT_REQUIRED, False): Action.DIVERGE,
+    (Status.TASK, True): Action.REPLAY,
+    (Status.TASK, False): Action.DIVERGE,
+    (Status.PRUNED, True): Action.REFUSE_PRUNED,
+    (Status.PRUNED, False): Action.REFUSE_PRUNED,
+}
+
+
+class Cause(StrEnum):
+    """Why nobody can know whether a call ran."""
+
+    RELAY_LOST = "relay_lost"
+    UPSTREAM_LOST = "upstream_lost"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    JOURNAL_UNAVAILABLE = "journal_unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One attempt of one call, and what is on record about it."""
+
+    id: int
+    workflow_id: str
+    sequence: int
+    attempt: int
+    tool_name: str
+    signature: str
+    arguments: bytes | None
+    status: Status
+    result: bytes | None = None
+    error: bytes | None = None
+    started_at: int = 0  # epoch ms
+    call_id: str | None = None
+    is_modern: bool = False  # of the 2026-07-28 era
+    cause: Cause | None = None
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """What tells one call from every other: workflow and sequence."""
+        return self.workflow_id, self.sequence
+
+
+def decide(entry: Entry | None, signature: str) -> Action:
+    """What to do with a call of this signature at the place where `entry` is on record."""
+    if entry is None:
+        return DECISIONS[None, True]
+    return DECISIONS[entry.status, entry.signature == signature]
+
+
+def blocking_doubt(doubts: Iterable[Entry], tool_name: str, signature: str, in_flight: Collection[int]) -> Entry | None:
+    """The lowest entry in doubt that stops an unpinned new call, which might be the same deed again.
+
+    A call that only its client gave up on stops less than one that was lost: while upstream may still answer it (its id
+    is in `in_flight`), calls of the same signature; after that, calls of the same tool.
+    """
+    for entry in sorted(doubts, key=lambda entry: entry.sequence):
+        if entry.id in in_flight:
+            blocks = entry.signature == signature
+        elif entry.cause in (Cause.CANCELLED, Cause.TIMEOUT):
+            blocks = entry.tool_name == tool_name
+        else:
+            blocks = True
+        if blocks:
+            return entry
+    return None
+
+
+# Error answers that a bridge in front of a server writes by itself in the middle of a call; the call may have run.
+_BRIDGE_ERRORS: Final = {(-32000, "Connection closed"), (-32001, "Request timed out")}
+
+
+def status_of_answer(
+    is_error: bool, members: Mapping[str, Any], *, is_modern: bool, is_stdin_closed: bool
+) -> Status | None:
+    """What upstream's answer to a `tools/call` says of it; None where it says nothing.
+
+    `members` are those of the `result` or `error` object. Source: MCP 2026-07-28 basic/patterns/mrtr, 2025-11-25 tasks.
+    """
+    if not is_error:
+        kind = members.get("resultType")
+        if is_modern and kind == "input_required":
+            return Status.INPUT_REQUIRED
+        if (is_modern and kind == "task") or (not is_modern and isinstance(members.get("task"), dict)):
+            return Status.TASK
+        return Status.COMPLETED
+    code, data = members.get("code"), members.get("data")
+    if (code, members.get("message")) in _BRIDGE_ERRORS or (code == -32000 and is_stdin_closed):
+        return None
+    if isinstance(data, dict):
+        if code == -32042 and isinstance(data.get("elicitations"), list):
+            return Status.INPUT_REQUIRED
+        refusal = data.get("checkpoint")
+        if isinstance(refusal, dict) and "reason" in refusal:  # another Checkpoint behind us could not tell either
+            return None
+    return Status.FAILED
+
+
+# ------------------------------------------------------------------------------------------------------------- facts
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """A call is about to leave for upstream."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """Upstream answered a dispatched call, or no byte of it had left for an upstream that is gone (NOT_SENT)."""
+
+    entry: Entry
+    status: Status
+    at_ms: int
+    result: bytes | None = None
+    error: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted:
+    """Why a dispatched call may never be answered; an answer may still come."""
+
+    entry: Entry
+    cause: Cause
+    at_ms: int
+
+
+Fact = Dispatched | Answered | Doubted
+
+
+class JournalBusy(JournalError):
+    """Another program holds the database for the moment; nothing was written, and nothing is wrong."""
+
+
+class JournalFailed(JournalError):
+    """A write, sync or check failed: nothing can be recorded until the next start, so nothing may be dispatched."""
+
+
+# ----------------------------------------------------------------------------------------------------------- storage
+
+_ENTRY: Final = (
+    "SELECT id, workflow_id, sequence, attempt, tool_name, call_signature, arguments, status, result, error,"
+    " started_at, call_id, era = 'modern', cause FROM attempts "
+)
+_ENTRY_AT: Final = _ENTRY + "WHERE workflow_id = ? AND sequence = ? ORDER BY attempt DESC LIMIT 1"
+_ENTRY_BY_ID: Final = _ENTRY + "WHERE id = ?"
+_OPEN_DOUBTS: Final = "SELECT dispatch FROM doubts WHERE is_open"
+# What an owner left open: every dispatch carries the id below which all were settled or recorded as in doubt.
+_LEFT_OPEN: Final = (
+    "SELECT id FROM attempts WHERE id >= (SELECT settled_below FROM dispatches ORDER BY id DESC LIMIT 1)"
+    " AND status IN ('PENDING', 'IN_DOUBT') AND cause IS NULL"
+)
+_LAST_SEQUENCE: Final = "SELECT max(sequence) FROM dispatches WHERE workflow_id = ?"
+_NEWEST_EPOCH: Final = "SELECT max(epoch) FROM owners"
+_LAST_ID: Final = "SELECT max(id) FROM dispatches"
+_WORKFLOW_ID: Final = "SELECT workflow_id FROM journal"
+QUERIES: Final = (_ENTRY_AT, _ENTRY_BY_ID, _OPEN_DOUBTS, _LEFT_OPEN, _LAST_SEQUENCE, _NEWEST_EPOCH, _LAST_ID)
+
+_WAL_PAGES: Final = 256  # then the write-ahead log is written back and starts over
+_PAGE_BYTES: Final = 4096
+_PAGES_PER_FACT: Final = 3  # a leaf of the table, one of its index, and now and then a new one
+
+
+class Journal:
+    """One journal file: read by place, appended to by whoever owns its lock.
+
+    Not for use from several threads. Every method that touches the file raises JournalFailed when it is not what it was
+    or cannot be used; from then on `failure` says why, nothing is written, and what can still be read is read.
+    """
+
+    def __init__(self, files: Files, *, exists: bool, workflow_id: str | None, now_ms: Callable[[], int]) -> None:
+        self._files = files
+        self._now_ms = now_ms
+        self._given_workflow_id = workflow_id
+        self.workflow_id = workflow_id or files.typed  # until the file says otherwise
+        self._lock = Lock(files.lock)
+        self._inode: Inode | None = inode_of(files.path) if exists else None
+        self._wal_inode: Inode | None = None
+        self._database: sqlite3.Connection | None = None
+        self.failure: str | None = None
+        self.upstream_pid: int | None = None  # goes on record with our epoch
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drops what was read: after the lock was given back, another process may have written."""
+        self._epoch: int | None = None  # ours, once we have dispatched
+        self._newest_epoch: int | None = None
+        self._next_id = 1
+        self._last_sequence: dict[str, int] = {}
+        self._live: dict[tuple[str, int], Entry] = {}  # ours, dispatched or about to be, not answered
+        self._doubts: dict[int, Entry] = {}
+        self._left_open: list[Entry] = []
+        self._wal_pages = 0
+        self._checkpoint_at = _WAL_PAGES
+
+    @property
+    def path(self) -> str:
+        """The path as it was typed, for messages."""
+        return self._files.typed
+
+    @property
+    def is_owned(self) -> bool:
+        return self._database is not None
+
+    @property
+    def has_dispatched(self) -> bool:
+        return self._epoch is not None
+
+    def owner_pid(self) -> int | None:
+        """The process that has the lock, as far as it says so itself."""
+        return self._lock.owner_pid()
+
+    def probe(self) -> None:
+        """Reads a row of each table, without the lock and without writing. Raises JournalError for a damaged file."""
+        if self._inode is None:
+            return
+        try:
+            with contextlib.closing(connect(self._files.path, "ro")) as database:
+                for table in TABLES:
+                    database.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").fetchall()  # noqa: S608  # names of ours
+                self._read_workflow_id(database)
+        except sqlite3.Error as error:
+            if not is_busy(error):
+                raise JournalError(
+                    f"journal {self.path}: {error}; it was left as it is: restore a copy or give another path"
+                ) from error
+
+    def _read_workflow_id(self, database: sqlite3.Connection) -> None:
+        if self._given_workflow_id is None:
+            row = database.execute(_WORKFLOW_ID).fetchone()
+            if row is None:
+                raise sqlite3.DatabaseError("the journal has lost its identity")
+            self.workflow_id = row[0]
+
+    # -------------------------------------------------------------------------------------------------- ownership
+
+    def take(self) -> bool:
+        """Takes the lock without waiting and reads what is needed; False while others are in the way.
+
+        Creates the journal where there is none: on return it is on disk.
+        """
+        if self._database is not None:
+            return True
+        if self.failure is not None:
+            raise JournalFailed(self.failure)
+        try:
+            if not self._lock.take():
+                return False
+            self._open()
+        except JournalBusy:
+            self._let_go()
+            return False
+        except JournalError as error:
+            self._let_go()
+            raise self._failed(str(error)) from error
+        except sqlite3.Error as error:
+            self._let_go()
+            if is_busy(error):
+                return False
+            raise self._failed(f"journal {self.path}: {error}") from error
+        except OSError as error:
+            self._let_go()
+            raise self._failed(f"journal {self.path}: {error.strerror}") from error
+        return True
+
+    def _open(self) -> None:
+        if not self._files.exists():
+            if self._inode is not None:
+                raise JournalError(f"journal {self.path}: it was deleted; restore it and start again")
+            self._files.create(self.workflow_id, self._now_ms())
+        if self._inode not in (None, inode_of(self._files.path)):
+            raise JournalError(f"journal {self.path}: another file took its place; restore it and start again")
+        self._inode = inode_of(self._files.path)
+        database = self._database = connect_owner(self._files.path)
+        mode = database.execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise JournalError(
+                f"journal {self.path}: its file system has no shared memory for SQLite; use a local disk"
+            )
+        self._read_workflow_id(database)
+        self._newest_epoch = database.execute(_NEWEST_EPOCH).fetchone()[0]
+        self._next_id = (database.execute(_LAST_ID).fetchone()[0] or 0) + 1
+        for (doubt,) in database.execute(_OPEN_DOUBTS).fetchall():
+            self._doubts[doubt] = self._entry_by_id(doubt)
+        for (left,) in database.execute(_LEFT_OPEN).fetchall():
+            self._doubts[left] = self._entry_by_id(left)
+            self._left_open.append(self._doubts[left])
+        self._wal_inode = inode_of(self._files.wal)
+
+    def give_back(self) -> None:
+        """Lets another process have the journal, unless this one has dispatched from it."""
+        if self._database is not None and not self.has_dispatched and not self._live and self.failure is None:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+        self._lock.give_back()
+        self._forget()
+
+    def close(self) -> None:
+        """Writes the log back and gives the journal up.
+
+        After a failure the connection is left alone: closing it would write the log back and delete it, and a disk that
+        failed once may say that it has what it has not. Whoever ends the process then must not let it be closed.
+        """
+        if self.failure is None:
+            self._let_go()
+
+    # ------------------------------------------------------------------------------------------------------ reads
+
+    def entry(self, workflow_id: str, sequence: int) -> Entry | None:
+        """What is on record at a place: its newest attempt, or None. Needs the lock."""
+        live = self._live.get((workflow_id, sequence))
+        if live is not None:
+            return live
+        with self._reading() as database:
+            row = database.execute(_ENTRY_AT, (workflow_id, sequence)).fetchone()
+        return _entry(row) if row else None
+
+    def _entry_by_id(self, dispatch: int) -> Entry:
+        with self._reading() as database:
+            return _entry(database.execute(_ENTRY_BY_ID, (dispatch,)).fetchone())
+
+    def last_sequence(self, workflow_id: str) -> int:
+        """The highest sequence of a workflow, 0 for one that has none. Needs the lock."""
+        if workflow_id not in self._last_sequence:
+            with self._reading() as database:
+                written = database.execute(_LAST_SEQUENCE, (workflow_id,)).fetchone()[0] or 0
+            drafted = (place[1] for place in self._live if place[0] == workflow_id)
+            self._last_sequence[workflow_id] = max([written, *drafted])
+        return self._last_sequence[workflow_id]
+
+    def doubts(self, workflow_id: str) -> list[Entry]:
+        """The entries of a workflow that are in doubt, whoever left them. Needs the lock."""
+        return [entry for entry in self._doubts.values() if entry.workflow_id == workflow_id]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Any:
+        if self._database is None:
+            raise JournalFailed(self.failure or "the journal is not open")
+        try:
+            yield self._database
+        except sqlite3.Error as error:
+            if is_busy(error):
+                raise JournalBusy(f"journal {self.path}: {error}") from error
+            raise self._failed(f"journal {self.path}: {error}") from error
+
+    # ----------------------------------------------------------------------------------------------------- writes
+
+    def draft(self, entry: Entry) -> Entry:
+        """Gives an entry its id and claims its place; nothing is on disk before its Dispatched fact is appended."""
+        if self.failure is not None:
+            raise JournalFailed(self.failure)
+        drafted = replace(entry, id=self._next_id, status=Status.PENDING)
+        self._next_id += 1
+        self._live[drafted.place] = drafted
+        self._last_sequence[drafted.workflow_id] = max(drafted.sequence, self.last_sequence(drafted.workflow_id))
+        return drafted
+
+    def withdraw(self, entry: Entry) -> None:
+        """Takes back a draft whose fact was not appended."""
+        self._live.pop(entry.place, None)
+        self._last_sequence.pop(entry.workflow_id, None)
+
+    def append(self, facts: Sequence[Fact]) -> None:
+        """Commits facts together; on return they are on disk.
+
+        Raises JournalBusy (nothing was written, try again) or JournalFailed (they may or may not be on disk; this
+        process writes no more).
+        """
+        if self.failure is not None:
+            raise JournalFailed(self.failure)
+        database = self._database
+        if database is None:
+            raise JournalFailed("the journal is not open")
+        self._check_files()
+        epoch = self._epoch
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            newest = database.execute(_NEWEST_EPOCH).fetchone()[0]
+            if newest != self._newest_epoch:
+                raise self._failed(f"journal {self.path}: another process has written to it; restart to go on")
+            if epoch is None:
+                epoch = self._take_over(database, (newest or 0) + 1)
+            settled_below = min(
+                (e.id for e in self._live.values() if e.status is Status.PENDING), default=self._next_id
+            )
+            for fact in facts:
+                self._insert(database, fact, epoch, settled_below)
+            database.execute("COMMIT")
+        except sqlite3.Error as error:
+            busy = is_busy(error)
+            failure = None if busy else self._failed(f"journal {self.path}: {error}")
+            self._roll_back(database)
+            raise failure or JournalBusy(f"journal {self.path}: {error}") from error
+        except BaseException:
+            self._roll_back(database)
+            raise
+        self._wal_inode = self._wal_inode or inode_of(self._files.wal)
+        self._epoch = self._newest_epoch = epoch
+        self._left_open = []
+        for fact in facts:
+            self._remember(fact)
+
+    def _take_over(self, database: sqlite3.Connection, epoch: int) -> int:
+        """Writes our epoch, and on record what earlier owners left in doubt."""
+        now = self._now_ms()
+        values = (epoch, self._lock.pid, self.upstream_pid, now)
+        database.execute("INSERT INTO owners (epoch, pid, upstream_pid, started_at) VALUES (?, ?, ?, ?)", values)
+        for entry in self._left_open:
+            self._insert_doubt(database, entry.id, Cause.RELAY_LOST, now)
+        return epoch
+
+    def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int, settled_below: int) -> None:
+        match fact:
+            case Dispatched(entry):
+                era = "modern" if entry.is_modern else "handshake"
+                database.execute(
+                    "INSERT INTO dispatches (id, workflow_id, sequence, attempt, epoch, settled_below, tool_name,"
+                    " call_signature, call_id, era, started_at, arguments) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        entry.id, *entry.place, entry.attempt, epoch, min(settled_below, entry.id), entry.tool_name,
+                        entry.signature, entry.call_id, era, entry.started_at, entry.arguments,
+                    ),
+                )  # fmt: skip
+                self._count_pages(entry.arguments)
+            case Answered(entry, status, at_ms, result, error):
+                database.execute(
+                    "INSERT INTO outcomes (dispatch, status, completed_at, result, error) VALUES (?, ?, ?, ?, ?)",
+                    (entry.id, status, at_ms, result, error),
+                )
+                if entry.id in self._doubts:
+                    database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
+                self._count_pages(result or error)
+            case Doubted(entry, cause, at_ms):
+                self._insert_doubt(database, entry.id, cause, at_ms)
+            case _:
+                assert_never(fact)
+
+    def _insert_doubt(self, database: sqlite3.Connection, dispatch: int, cause: Cause, at_ms: int) -> None:
+        # A call can become doubtful twice, first cancelled and then lost with its upstream: the first cause stands.
+        database.execute(
+            "INSERT INTO doubts (dispatch, cause, noted_at, is_open) VALUES (?, ?, ?, 1) ON CONFLICT DO NOTHING",
+            (dispatch, cause, at_ms),
+        )
+        self._count_pages(None)
+
+    def _remember(self, fact: Fact) -> None:
+        match fact:
+            case Answered(entry):
+                self._live.pop(entry.place, None)
+                self._doubts.pop(entry.id, None)
+            case Doubted(entry, cause):
+                doubted = replace(entry, status=Status.IN_DOUBT, cause=entry.cause or cause)
+                self._doubts[entry.id] = self._live[entry.place] = doubted
+
+    def _roll_back(self, database: sqlite3.Connection) -> None:
+        # SQLite has rolled back by itself after some errors; what the rollback itself says adds nothing.
+        with contextlib.suppress(sqlite3.Error):
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+
+    def _failed(self, why: str) -> JournalFailed:
+        self.failure = why
+        return JournalFailed(why)
+
+    def _check_files(self) -> None:
+        """Commits to files that were moved, deleted or replaced would be acknowledged and lost."""
+        intact = (
+            inode_of(self._files.path) == self._inode
+            and (self._wal_inode is None or inode_of(self._files.wal) == self._wal_inode)
+            and self._lock.is_held()
+        )
+        if not intact:
+            raise self._failed(
+                f"journal {self.path}: it was moved, deleted or replaced while in use; put it back and start again"
+            )
+
+    # ------------------------------------------------------------------------------------------------------- log
+
+    def _count_pages(self, payload: bytes | None) -> None:
+        self._wal_pages += _PAGES_PER_FACT + (len(payload) // _PAGE_BYTES if payload else 0)
+
+    def tidy(self) -> None:
+        """Writes the log back once it is long, so that it starts over in blocks that are already allocated.
+
+        SQLite's automatic checkpoint would hide an I/O error; here one raises JournalFailed. A reader that is in the
+        way only delays it.
+        """
+        if self._wal_pages < self._checkpoint_at or self._database is None or self.failure is not None:
+            return
+        self._check_files()
+        with self._reading() as database:
+            _, logged, written = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._wal_pages = 0 if logged == written else logged
+        self._checkpoint_at = self._wal_pages + _WAL_PAGES
+
+
+def _entry(row: Sequence[Any]) -> Entry:
+    """An entry from a row of `attempts`, as whoever holds the lock sees it: what others left open is in doubt."""
+    dispatch, workflow_id, sequence, attempt, tool_name, signature, arguments = row[:7]
+    status, result, error, started_at, call_id, is_modern, cause = row[7:]
+    if status == Status.PENDING:
+        status = Status.IN_DOUBT
+    if status == Status.IN_DOUBT and cause is None:
+        cause = Cause.RELAY_LOST
+    return Entry(
+        id=dispatch,
+        workflow_id=workflow_id,
+        sequence=sequence,
+        attempt=attempt,
+        tool_name=tool_name,
+        signature=signature,
+        arguments=arguments,
+        status=Status(status),
+        result=result,
+        error=error,
+        started_at=started_at,
+        call_id=call_id,
+        is_modern=bool(is_modern),
+        cause=Cause(cause) if cause else None,
+    )

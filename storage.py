@@ -1,0 +1,300 @@
+"""The journal's files, before and around SQLite: which file is ours, who owns it, how one comes into being.
+
+Imports SQLite only where a database is opened, so that a foreign file is recognised before SQLite ever sees it, and
+before its import is paid for.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import stat
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    import sqlite3
+
+APPLICATION_ID: Final = 0x43484B50  # "CHKP"
+FORMAT: Final = 1  # user_version
+
+# Dispatch and outcome are facts that are only ever appended; what a call's status is follows from them in one place,
+# the view `attempts`. A row is written once: nothing is rewritten when a call ends.
+_DDL: Final = """
+CREATE TABLE journal (
+    workflow_id TEXT NOT NULL,
+    created_at INTEGER NOT NULL
+) STRICT;
+CREATE TABLE owners (
+    epoch INTEGER PRIMARY KEY,
+    pid INTEGER NOT NULL,
+    upstream_pid INTEGER,
+    started_at INTEGER NOT NULL
+) STRICT;
+CREATE TABLE dispatches (
+    id INTEGER PRIMARY KEY,
+    workflow_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL CHECK (sequence BETWEEN 1 AND 9007199254740991),
+    attempt INTEGER NOT NULL CHECK (attempt >= 1),
+    epoch INTEGER NOT NULL REFERENCES owners (epoch),
+    settled_below INTEGER NOT NULL CHECK (settled_below <= id),
+    tool_name TEXT NOT NULL,
+    call_signature TEXT NOT NULL,
+    call_id TEXT,
+    era TEXT NOT NULL CHECK (era IN ('handshake', 'modern')),
+    started_at INTEGER NOT NULL,
+    arguments BLOB,
+    UNIQUE (workflow_id, sequence, attempt)
+) STRICT;
+CREATE TABLE outcomes (
+    dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id),
+    status TEXT NOT NULL CHECK (status IN ('COMPLETED', 'FAILED', 'INPUT_REQUIRED', 'TASK', 'NOT_SENT')),
+    completed_at INTEGER NOT NULL,
+    result BLOB,
+    error BLOB,
+    CHECK ((result IS NULL) + (error IS NULL) = 1 + (status = 'NOT_SENT'))
+) STRICT;
+CREATE TABLE doubts (
+    dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id),
+    cause TEXT NOT NULL
+        CHECK (cause IN ('relay_lost', 'upstream_lost', 'timeout', 'cancelled', 'journal_unavailable')),
+    noted_at INTEGER NOT NULL,
+    is_open INTEGER NOT NULL CHECK (is_open IN (0, 1))
+) STRICT;
+CREATE INDEX open_doubts ON doubts (dispatch) WHERE is_open;
+CREATE TABLE decisions (
+    dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id),
+    status TEXT NOT NULL CHECK (status IN ('COMPLETED', 'FAILED', 'NOT_EXECUTED')),
+    decided_at INTEGER NOT NULL,
+    reason TEXT NOT NULL,
+    result BLOB,
+    error BLOB,
+    CHECK ((result IS NULL) + (error IS NULL) = 1 + (status = 'NOT_EXECUTED'))
+) STRICT;
+CREATE VIEW attempts AS
+    SELECT d.id, d.workflow_id, d.sequence, d.attempt, d.tool_name, d.call_signature, d.arguments,
+        coalesce(
+            decisions.status,
+            outcomes.status,
+            CASE WHEN doubts.cause IS NOT NULL OR d.epoch < (SELECT max(epoch) FROM owners)
+                THEN 'IN_DOUBT' ELSE 'PENDING' END
+        ) AS status,
+        CASE WHEN decisions.status IS NULL THEN outcomes.result ELSE decisions.result END AS result,
+        CASE WHEN decisions.status IS NULL THEN outcomes.error ELSE decisions.error END AS error,
+        d.started_at, coalesce(decisions.decided_at, outcomes.completed_at) AS completed_at,
+        d.call_id, d.era, d.epoch AS owner_epoch, doubts.cause
+    FROM dispatches AS d
+    LEFT JOIN outcomes ON outcomes.dispatch = d.id
+    LEFT JOIN doubts ON doubts.dispatch = d.id
+    LEFT JOIN decisions ON decisions.dispatch = d.id;
+CREATE VIEW calls AS
+    SELECT workflow_id, sequence, attempt, tool_name, call_signature, CAST(arguments AS TEXT) AS arguments, status,
+        CAST(result AS TEXT) AS result, CAST(error AS TEXT) AS error, started_at, completed_at, call_id, era,
+        owner_epoch, cause
+    FROM attempts AS a
+    WHERE attempt = (
+        SELECT max(attempt) FROM dispatches AS d WHERE d.workflow_id = a.workflow_id AND d.sequence = a.sequence
+    );
+"""
+TABLES: Final = ("journal", "owners", "dispatches", "outcomes", "doubts", "decisions")
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the message names the file and says what to do next."""
+
+
+Inode = tuple[int, int]  # device and inode number
+
+
+def inode_of(path: str) -> Inode | None:
+    """Which file a path names now; None where there is none. Never opens it."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Files:
+    """The files of one journal, by its real path: database, -wal, -shm and the lock file beside them."""
+
+    def __init__(self, typed: str) -> None:
+        self.typed = typed
+        self.path = os.path.realpath(typed)
+        self.wal = self.path + "-wal"
+        self.lock = self.path + ".lock"
+        self.folder = os.path.dirname(self.path)
+
+    def exists(self) -> bool:
+        """Whether there is a journal. Raises JournalError, with every file left as it is, for what is not usable.
+
+        An empty file counts as new. SQLite never sees a file that is not ours: opening one could already change it.
+        """
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            self._check_folder()
+            self._check_orphans("does not exist")
+            return False
+        except OSError as error:
+            raise JournalError(f"journal {self.typed}: {error.strerror}") from error
+        if not stat.S_ISREG(found.st_mode):
+            raise JournalError(f"journal {self.typed}: not a regular file; give the path of a file")
+        if found.st_nlink > 1:
+            raise JournalError(
+                f"journal {self.typed}: has {found.st_nlink} hard links, and SQLite keeps a write-ahead log per name; "
+                "delete the other names or copy the file"
+            )
+        self._check_folder()
+        if found.st_size == 0:
+            self._check_orphans("is empty")
+            return False
+        self._check_header()
+        return True
+
+    def _check_folder(self) -> None:
+        if not os.path.isdir(self.folder):
+            raise JournalError(f"journal {self.typed}: the folder {self.folder} does not exist; create it first")
+        missing = [path for path in (self.folder, self.path) if os.path.exists(path) and not os.access(path, os.W_OK)]
+        if missing:
+            raise JournalError(f"journal {self.typed}: {missing[0]} is not writable")
+
+    def _check_orphans(self, state: str) -> None:
+        for suffix in ("-wal", "-shm"):
+            if os.path.lexists(self.path + suffix):
+                raise JournalError(
+                    f"journal {self.typed}: it {state}, but {self.path}{suffix} is there and may hold its newest rows; "
+                    f"restore the journal, or delete {suffix} to start without them"
+                )
+
+    def _check_header(self) -> None:
+        try:
+            with open(self.path, "rb") as file:
+                header = file.read(100)
+        except OSError as error:
+            raise JournalError(f"journal {self.typed}: {error.strerror}") from error
+        if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+            raise JournalError(f"journal {self.typed}: not a Checkpoint journal; give another path")
+        if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
+            raise JournalError(f"journal {self.typed}: a database of another program; give another path")
+        written_by = int.from_bytes(header[60:64], "big")
+        if written_by != FORMAT:
+            raise JournalError(
+                f"journal {self.typed}: has format {written_by}, this version reads {FORMAT}; use a newer Checkpoint"
+            )
+
+    def create(self, workflow_id: str, now_ms: int) -> None:
+        """Makes an empty journal, whole or not at all; only for the owner of the lock.
+
+        It is built under another name and renamed: no kill can leave a file that is half a journal. On return it is on
+        disk under its name.
+        """
+        draft = self.path + ".new"
+        for leftover in (draft, draft + "-journal", draft + "-wal", draft + "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(leftover)
+        os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        database = connect(draft, "rw")
+        try:
+            # Stamped before WAL is switched on: a database in WAL mode with no stamp would be a stranger's.
+            database.executescript(
+                f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{_DDL}COMMIT;"
+            )
+            database.execute("INSERT INTO journal (workflow_id, created_at) VALUES (?, ?)", (workflow_id, now_ms))
+            database.execute("PRAGMA journal_mode = WAL")
+        finally:
+            database.close()
+        sync(draft)
+        os.replace(draft, self.path)
+        sync(self.folder)
+
+
+def sync(path: str) -> None:
+    """Brings a file's content, or a folder's names, to disk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def connect(path: str, mode: str) -> "sqlite3.Connection":
+    """A connection that says what it does: no implicit transactions, no hidden waiting, nothing run from the schema."""
+    import sqlite3
+    from urllib.parse import quote
+
+    database = sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, timeout=0)
+    database.execute("PRAGMA trusted_schema = OFF")
+    return database
+
+
+def connect_owner(path: str) -> "sqlite3.Connection":
+    """The one connection that writes; a commit on it is on disk when it returns."""
+    database = connect(path, "rw")
+    for pragma in (
+        "synchronous = FULL",
+        "fullfsync = ON",  # macOS: fsync alone does not reach the platter
+        "checkpoint_fullfsync = ON",
+        "wal_autocheckpoint = 0",  # an automatic checkpoint hides its errors; see Journal.tidy
+        "foreign_keys = ON",
+    ):
+        database.execute(f"PRAGMA {pragma}")
+    return database
+
+
+class Lock:
+    """The right to write a journal: an flock on the file beside it, which the kernel gives back when we die.
+
+    The file is never removed: whoever locked a removed name and whoever locked the next one would both own it.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd: int | None = None
+        self.pid = os.getpid()
+
+    def take(self) -> bool:
+        """Takes it without waiting; False while another process has it. Raises JournalError where it cannot be made."""
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise JournalError(f"journal lock {self._path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                return False
+            raise JournalError(f"journal lock {self._path}: {error.strerror}") from error
+        self._fd = fd
+        if not self.is_held():  # it was replaced between open and flock
+            self.give_back()
+            return False
+        with contextlib.suppress(OSError):  # a full disk; the pid is only there to be read by people
+            os.truncate(fd, 0)
+            os.pwrite(fd, b"%d\n" % self.pid, 0)
+        return True
+
+    def give_back(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def is_held(self) -> bool:
+        """Whether the lock that we took is still the one that the path names."""
+        if self._fd is None:
+            return False
+        ours = os.fstat(self._fd)
+        return inode_of(self._path) == (ours.st_dev, ours.st_ino)
+
+    def owner_pid(self) -> int | None:
+        """Who has it, for messages only."""
+        try:
+            with open(self._path, "rb") as file:
+                return int(file.read(20))
+        except (OSError, ValueError):
+            return None
+
+
+def is_busy(error: Any) -> bool:
+    """Whether an sqlite3.Error says that another connection is in the way, and nothing is wrong."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED

@@ -1,0 +1,218 @@
+"""The life of a relay process: descriptors, signals, the upstream process, and the order in which things end.
+
+Downstream's clients close our stdin, send SIGTERM two seconds later and SIGKILL two seconds after that. Until then
+every call under way should be answered and on disk, and nothing of upstream may be left behind.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Final
+
+from journal import Cause, Journal
+from refusals import Refusals
+from relay import WAIT_S, CrashDrill, Relay, Settings
+from streams import Reader, Writer, nonblocking
+from upstream import Upstream
+
+_log = logging.getLogger("checkpoint.supervisor")
+
+DONE: Final = 0
+UPSTREAM_LOST: Final = 5
+LEFT_IN_DOUBT: Final = 6
+INTERRUPTED: Final = 130
+
+_GRACE_S: Final = 1.0  # for each step of ending: stdin closed, SIGTERM, SIGKILL
+# SIGTERM after EOF comes two seconds before SIGKILL: answers get one second, the steps of ending a quarter each.
+_HURRIED_ANSWERS_S: Final = 1.0
+_HURRIED_GRACE_S: Final = 0.25
+
+
+class Supervisor:
+    """Runs one relay from its first byte to its exit code."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        upstream: Upstream,
+        journal: Journal | None,
+        refusals: Refusals,
+        *,
+        drain_timeout_s: float,
+        crash_drill: CrashDrill,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._upstream = upstream
+        self._journal = journal
+        self._drain_timeout_s = drain_timeout_s
+        self._changed = asyncio.Event()
+        self._is_downstream_gone = False
+        self._is_upstream_mute = False  # its stdout ended, or its stdin takes no more
+        self._signals = 0
+        self._grace_s = _GRACE_S
+        self._deadline = float("inf")  # for answers, once the end has begun
+
+        stdout, send = nonblocking(_private_stdout())
+        self._to_downstream = Writer(
+            self._loop, stdout, send, on_drained=self._written, on_broken=self._downstream_gone
+        )
+        self._to_upstream = Writer(
+            self._loop,
+            upstream.stdin,
+            lambda piece: os.write(upstream.stdin, piece),
+            on_drained=self._written,
+            on_broken=self._upstream_mute,
+        )
+        self._relay = Relay(
+            settings,
+            journal,
+            refusals,
+            to_upstream=self._to_upstream,
+            to_downstream=self._to_downstream,
+            loop=self._loop,
+            now_ms=lambda: time.time_ns() // 1_000_000,
+            on_change=self._regulate,
+            unread_upstream_bytes=self._to_upstream.unread_bytes,
+            crash_drill=crash_drill,
+        )
+        self._from_downstream = Reader(self._loop, 0, self._relay.from_downstream, self._downstream_ended)
+        self._from_upstream = Reader(self._loop, upstream.stdout, self._relay.from_upstream, self._upstream_ended)
+        self._exited = self._loop.create_task(upstream.wait())
+        self._exited.add_done_callback(lambda _: self._changed.set())
+
+    async def run(self) -> int:
+        """Relays until one side is gone, ends in order, and gives the exit code. Leaves nothing of upstream behind."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells that background us mean it
+                self._loop.add_signal_handler(number, self._signalled)
+        try:
+            self._from_upstream.start()
+            self._from_downstream.start()
+            await self._until(lambda: self._is_ending or self._is_upstream_gone)
+            if self._is_upstream_gone:
+                return await self._lost()
+            return await self._drain()
+        finally:
+            self._upstream.kill()
+
+    # --------------------------------------------------------------------------------------------------- what happens
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_downstream_gone or self._signals > 0
+
+    @property
+    def _is_upstream_gone(self) -> bool:
+        return self._exited.done() or self._is_upstream_mute
+
+    def _regulate(self) -> None:
+        """Reads a side only while there is room for what it says."""
+        for reader, may_read in (
+            (self._from_downstream, self._relay.may_read_downstream),
+            (self._from_upstream, self._relay.may_read_upstream),
+        ):
+            if may_read:
+                reader.resume()
+            else:
+                reader.pause()
+        self._changed.set()
+
+    def _written(self) -> None:
+        self._relay.when_written()
+
+    def _downstream_ended(self, rest: bytes) -> None:
+        if rest:
+            _log.warning("downstream ended in the middle of a line; %d bytes were dropped", len(rest))
+        self._downstream_gone()
+
+    def _downstream_gone(self) -> None:
+        self._is_downstream_gone = True
+        self._changed.set()
+
+    def _upstream_ended(self, rest: bytes) -> None:
+        if rest:  # a last line without its line feed counts if it is whole
+            self._relay.from_upstream([rest + b"\n"])
+        self._upstream_mute()
+
+    def _upstream_mute(self) -> None:
+        self._is_upstream_mute = True
+        self._changed.set()
+
+    def _signalled(self) -> None:
+        self._signals += 1
+        self._relay.stop_admitting()
+        if self._is_downstream_gone:
+            self._deadline = self._loop.time() + _HURRIED_ANSWERS_S
+            self._grace_s = _HURRIED_GRACE_S
+        if self._signals > 1:
+            self._upstream.kill()
+        self._changed.set()
+
+    async def _until(self, is_so: Callable[[], bool], *, timeout_s: float | None = None) -> None:
+        """Waits until something is so, the time is over, or a second signal cuts everything short."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not is_so() and self._signals < 2:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    # ----------------------------------------------------------------------------------------------------- two endings
+
+    async def _lost(self) -> int:
+        """Upstream went first: tells downstream what became of its requests."""
+        await self._until(self._exited.done, timeout_s=_GRACE_S)
+        await self._upstream.end(_GRACE_S)
+        status = await self._exited
+        how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
+        _log.error("upstream ended by itself (%s)", how)
+        await self._settle(Cause.UPSTREAM_LOST)
+        return INTERRUPTED if self._signals > 1 else UPSTREAM_LOST
+
+    async def _drain(self) -> int:
+        """Downstream went first, or we are told to end: answers are awaited, journaled, and then upstream is ended."""
+        if self._deadline == float("inf"):
+            self._deadline = self._loop.time() + self._drain_timeout_s
+        if self._journal is not None:
+            await self._until_deadline(lambda: self._relay.is_idle or self._is_upstream_gone)
+            await self._until(
+                lambda: not self._relay.has_open_requests or self._is_upstream_gone,
+                timeout_s=min(self._grace_s, max(0.0, self._deadline - self._loop.time())),
+            )
+        self._relay.is_upstream_stdin_closed = True
+        self._to_upstream.close()
+        if self._journal is None:  # what is in flight is not known, so upstream gets the time that calls would get
+            await self._until_deadline(self._exited.done)
+        await self._until(self._exited.done, timeout_s=self._grace_s)
+        await self._upstream.end(self._grace_s)
+        await self._settle(Cause.RELAY_LOST)
+        if self._signals > 1:
+            return INTERRUPTED
+        return LEFT_IN_DOUBT if self._relay.has_left_doubt else DONE
+
+    async def _until_deadline(self, is_so: Callable[[], bool]) -> None:
+        """Waits until something is so or the time for answers is over; a signal after EOF shortens that time."""
+        while not is_so() and self._signals < 2 and (left := self._deadline - self._loop.time()) > 0:
+            deadline = self._deadline
+            await self._until(lambda: is_so() or self._deadline != deadline, timeout_s=left)  # noqa: B023  # awaited here
+
+    async def _settle(self, cause: Cause) -> None:
+        """Takes what upstream still said, puts the rest in doubt, and lets downstream read it all."""
+        self._from_upstream.read_rest()
+        self._relay.upstream_gone(cause)
+        await self._until(lambda: self._relay.is_idle, timeout_s=WAIT_S + _GRACE_S)
+        await self._until(
+            lambda: not self._to_downstream.queued_bytes or self._to_downstream.is_broken, timeout_s=_GRACE_S
+        )
+        if self._journal is not None:
+            self._journal.close()
+
+
+def _private_stdout() -> int:
+    """The real stdout on a descriptor of our own; 1 becomes stderr, so that no stray print is protocol."""
+    own = os.dup(1)
+    os.dup2(2, 1)
+    return own
