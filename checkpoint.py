@@ -7,6 +7,7 @@ that our start hides behind upstream's.
 import argparse
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import sys
@@ -195,7 +196,7 @@ def _refuse_what_is_not_here(words: Sequence[str]) -> None:
             raise UsageError(f"{name}: not in this version")
         if value in (_NOT_YET.get(name) or ()):
             raise UsageError(f"{name} {value}: not in this version")
-    for name, value in zip(words, words[1:], strict=False):
+    for name, value in itertools.pairwise(words):
         if value in (_NOT_YET.get(name) or ()):
             raise UsageError(f"{name} {value}: not in this version")
 
@@ -245,9 +246,10 @@ async def _relay(
 
     from journal import Journal
     from refusals import Refusals
-    from relay import CrashDrill, Settings
+    from relay import Settings
     from storage import JournalError
     from supervisor import Supervisor
+    from turn import CrashDrill
 
     _set_up_logging(args.log_level)
     journal = None
@@ -266,8 +268,7 @@ async def _relay(
         trusts_annotations=args.trust_annotations,
         redacts_arguments=args.redact_args_in_journal,
     )
-    path = os.path.abspath(files.typed) if files is not None else None
-    refusals = Refusals(path, _own_command(), hides_arguments=args.redact_args_in_journal)
+    refusals = Refusals(files and files.path, _own_command(), hides_arguments=args.redact_args_in_journal)
     supervisor = Supervisor(
         settings,
         upstream,

@@ -7,18 +7,14 @@ The promise is an order on disk: a call is committed before its first byte goes 
 byte goes downstream. All that became ready in one turn of the loop shares one commit.
 """
 
-import itertools
 import logging
-import math
-import os
-import secrets
-import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, assert_never
+from typing import Final, assert_never
 
 import wire
+from hints import LIST_CHANGED, TOOLS_LIST, Hints
 from journal import (
     Action,
     Answered,
@@ -29,7 +25,6 @@ from journal import (
     Fact,
     Journal,
     JournalBusy,
-    JournalFailed,
     Status,
     blocking_doubt,
     decide,
@@ -38,39 +33,13 @@ from journal import (
 from places import Pin, PinError, read_pin
 from refusals import Reason, Refusals
 from storage import JournalError
+from turn import RETRY_S, WAIT_S, CrashDrill, Scheduler, Sink, Slot, Turn
 
 _log = logging.getLogger("checkpoint.relay")
 
-WAIT_S: Final = 5.0  # how long a call waits for the journal's lock, or for another program that holds the database
 HIGH_WATER_BYTES: Final = 1 << 18  # above this much unwritten or waiting, the side that it comes from is not read
 REDACTED_ARGUMENTS: Final = b'{"checkpoint_redacted":true}'
-_RETRY_S: Final = 0.02  # nothing tells when a lock becomes free, so it is tried again
 _NAMES_SERVER: Final = ("initialize", "server/discover")
-_TOOLS_LIST: Final = "tools/list"
-_LIST_CHANGED: Final = "notifications/tools/list_changed"
-_PROTOCOL_META: Final = tuple(
-    f"io.modelcontextprotocol/{name}" for name in ("protocolVersion", "clientCapabilities", "clientInfo")
-)
-
-
-class Sink(Protocol):
-    """Where lines go; `queued_bytes` were not taken yet, `taken_bytes` were."""
-
-    queued_bytes: int
-    taken_bytes: int
-
-    def writelines(self, lines: Sequence[bytes], /) -> None:
-        """Writes lines in order, without waiting."""
-
-
-class Scheduler(Protocol):
-    """What the relay needs of an event loop."""
-
-    def time(self) -> float: ...
-
-    def call_soon(self, callback: Callable[[], None], /) -> Any: ...
-
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,89 +50,6 @@ class Settings:
     version: str = "0.0.0"
     trusts_annotations: bool = False
     redacts_arguments: bool = False
-
-
-class CrashDrill:
-    """Kills this process at a named point of a call's life, to test what comes after (`--crash-at`)."""
-
-    POINTS: Final = ("before_reserve", "after_reserve", "mid_upstream", "before_complete", "after_complete")
-
-    def __init__(self, point: str | None = None, sequence: int | None = None) -> None:
-        self._point = point
-        self._sequence = sequence
-
-    def is_at(self, point: str, entries: Iterable[Entry]) -> bool:
-        """Whether the drill is for this point of one of these calls."""
-        return self._point == point and any(self._sequence in (None, entry.sequence) for entry in entries)
-
-    def reach(self, point: str, entries: Iterable[Entry]) -> None:
-        """Ends the process if the drill is for this point of one of these calls."""
-        if self.is_at(point, entries):
-            self.kill()
-
-    def kill(self) -> None:
-        """Ends the process the way a power cut or the OOM killer does."""
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-# ------------------------------------------------------------------------------------------------------------- order
-
-
-class _Slot:
-    """A place in a direction's order for lines that are not known yet."""
-
-    __slots__ = ("is_open", "lines", "position")
-
-    def __init__(self) -> None:
-        self.is_open = True
-        self.lines: list[bytes] = []
-        self.position: int | None = None  # of its first byte in the stream, once it is on its way
-
-
-class _Lane:
-    """One direction, in order: what waits for the disk keeps its place until the end of the turn.
-
-    A slot that is still empty then (another program holds the database) is overtaken; its lines go out when they come.
-    """
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self._waiting: list[bytes | _Slot] = []
-
-    def send(self, line: bytes) -> None:
-        if self._waiting:
-            self._waiting.append(line)
-        else:
-            self._sink.writelines((line,))
-
-    def hold(self) -> _Slot:
-        slot = _Slot()
-        self._waiting.append(slot)
-        return slot
-
-    def fill(self, slot: _Slot, line: bytes) -> None:
-        if slot.is_open:
-            slot.lines.append(line)
-        else:
-            slot.position = self._sink.taken_bytes + self._sink.queued_bytes
-            self._sink.writelines((line,))
-
-    def flush(self) -> None:
-        position = self._sink.taken_bytes + self._sink.queued_bytes
-        lines: list[bytes] = []
-        for item in self._waiting:
-            if isinstance(item, bytes):
-                lines.append(item)
-                position += len(item)
-                continue
-            item.is_open = False
-            if item.lines:
-                item.position = position
-                lines += item.lines
-                position += sum(map(len, item.lines))
-        self._waiting.clear()
-        if lines:
-            self._sink.writelines(lines)
 
 
 # --------------------------------------------------------------------------------------------------- calls under way
@@ -193,41 +79,9 @@ class _Flight:
     upstream_id: wire.Id  # the id that upstream knows: that of the request that was first
     upstream_id_bytes: bytes
     requests: list[_Request]
-    slot: _Slot
+    slot: Slot
     is_cancelled: bool = False
     is_settled: bool = False  # its answer was read and is on its way to disk
-
-
-@dataclass(slots=True, eq=False)
-class _Held:
-    """Facts that must be on disk before their lines go out."""
-
-    facts: Sequence[Fact]
-    when_on_disk: Callable[[], None]
-    when_refused: Callable[[JournalError], None]
-    deadline: float
-    bytes: int
-
-
-class _Hints:
-    """What upstream's `tools/list` answers say of its tools. Hints: believed only under `--trust-annotations`."""
-
-    def __init__(self) -> None:
-        self._is_read_only: dict[str, bool] = {}
-        self.is_asked = False
-        self.is_complete = False
-
-    def learn(self, members: Mapping[str, Any]) -> None:
-        tools = members.get("tools")
-        for tool in tools if isinstance(tools, list) else ():
-            if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-                hints = tool.get("annotations")
-                self._is_read_only[tool["name"]] = isinstance(hints, dict) and hints.get("readOnlyHint") is True
-
-    def is_read_only(self, tool: str) -> bool | None:
-        """None while nothing is known and an answer is still awaited; unknown is not trusted."""
-        known = self._is_read_only.get(tool)
-        return known if known is not None or (self.is_asked and not self.is_complete) else False
 
 
 # ------------------------------------------------------------------------------------------------------------ the relay
@@ -259,16 +113,14 @@ class Relay:
         self._refusals = refusals
         self._to_upstream = to_upstream
         self._to_downstream = to_downstream
-        self._up = _Lane(to_upstream)
-        self._down = _Lane(to_downstream)
+        self._turn = Turn(journal, to_upstream, to_downstream, loop, crash_drill, self._turned)
+        self._up, self._down = self._turn.up, self._turn.down
         self._loop = loop
         self._now_ms = now_ms
         self._on_change = on_change
         self._unread_upstream_bytes = unread_upstream_bytes
-        self._crash_drill = crash_drill
         self._is_first_down = self._is_first_up = True
         self._is_admitting = True
-        self._is_crashing = False
         self._owes_downstream = False
         self.is_upstream_stdin_closed = False
         self.has_left_doubt = False  # calls left for upstream and were never answered
@@ -277,14 +129,8 @@ class Relay:
         self._flights: dict[wire.Id, _Flight] = {}  # by the id that upstream knows
         self._flight_of: dict[int, _Flight] = {}  # by the id of their entry
         self._open: dict[wire.Id, wire.Message] = {}  # downstream's other requests
-        self._batch: list[_Held] = []
-        self._is_flush_due = False
         self._is_retry_due = False
-        self._hints = _Hints()
-        self._hints_meta: Mapping[str, Any] = {}
-        self._own_ids = itertools.count(1)
-        self._own_id_prefix = f"checkpoint-{secrets.token_hex(8)}-"
-        self._own_requests: dict[wire.Id, Mapping[str, Any]] = {}  # our `tools/list` requests, with their _meta
+        self._hints = Hints(self._up.send) if settings.trusts_annotations else None
 
     # ------------------------------------------------------------------------------------------------- for the edges
 
@@ -297,17 +143,17 @@ class Relay:
     @property
     def may_read_upstream(self) -> bool:
         """Whether there is room for more from upstream."""
-        if self._is_crashing:
+        if self._turn.is_crashing:
             return False
         return self._to_downstream.queued_bytes <= HIGH_WATER_BYTES >= self._waiting_bytes()
 
     def _waiting_bytes(self) -> int:
-        return sum(held.bytes for held in self._batch) + sum(len(request.line) for request in self._queue)
+        return self._turn.waiting_bytes + sum(len(request.line) for request in self._queue)
 
     @property
     def is_idle(self) -> bool:
         """Whether every call that somebody waits for is answered, and all is on disk and on its way."""
-        return not (self._requests or self._batch or self._to_upstream.queued_bytes)
+        return not (self._requests or self._turn or self._to_upstream.queued_bytes)
 
     @property
     def has_open_requests(self) -> bool:
@@ -336,7 +182,7 @@ class Relay:
         """To be called when a sink has taken all that was queued."""
         if not self._to_downstream.queued_bytes:
             self._owes_downstream = False
-        self._crash_if_written()
+        self._turn.crash_if_written()
         self._on_change()
 
     # ------------------------------------------------------------------------------------------------ from downstream
@@ -383,8 +229,8 @@ class Relay:
         if message.method is not None and message.id is not None:
             self._open[message.id] = message
         self._up.send(line)
-        if message.method == "notifications/initialized":
-            self._ask_for_hints({})
+        if self._hints is not None and message.method == "notifications/initialized":
+            self._hints.client_is_ready({})
 
     def _read_call(self, line: bytes, message: wire.Message, request_id: wire.Id, call: wire.ToolCall) -> None:
         if not self._is_admitting:
@@ -406,10 +252,12 @@ class Relay:
         while self._queue:
             request = self._queue[0]
             is_late = self._loop.time() >= request.deadline
-            if self._settings.trusts_annotations:
+            if self._hints is not None:
                 is_read_only = self._hints.is_read_only(request.call.name)
                 if is_read_only is None and not is_late:
                     break
+                if is_read_only is None:
+                    self._hints.give_up()
                 if is_read_only:
                     self._queue.popleft()
                     self._bypass(request)
@@ -419,8 +267,8 @@ class Relay:
             self._queue.popleft()
         if self._queue:
             self._retry_later()
-        elif self._journal is not None and not self._batch:
-            self._journal.give_back()
+        else:
+            self._give_back()
 
     def _bypass(self, request: _Request) -> None:
         """A call that its server says only reads: no journal, no place."""
@@ -515,7 +363,7 @@ class Relay:
         )
         flight = _Flight(entry, request.id, request.id_bytes, [request], self._up.hold())
         self._flights[request.id] = self._flight_of[entry.id] = flight
-        self._hold(
+        self._turn.hold(
             [Dispatched(entry)],
             lambda: self._up.fill(flight.slot, request.line),
             lambda error: self._abandon(flight, _reason(error), str(error)),
@@ -550,13 +398,13 @@ class Relay:
         self._up.send(line)
         _log.info("workflow %s, sequence %d: cancelled, unanswered", *flight.entry.place)
         doubt = Doubted(flight.entry, Cause.CANCELLED, self._now_ms())
-        self._hold([doubt], lambda: None, lambda error: None, 0)
+        self._turn.hold([doubt], lambda: None, lambda error: None, 0)
 
     # -------------------------------------------------------------------------------------------------- from upstream
 
     def _read_upstream(self, line: bytes) -> None:
         is_first, self._is_first_up = self._is_first_up, False
-        is_followed = self._flights or self._open or self._own_requests or self._settings.trusts_annotations
+        is_followed = self._flights or self._open or self._hints is not None
         if not is_followed and not self._may_name_server(line):
             self._down.send(line)
             return
@@ -565,15 +413,15 @@ class Relay:
             _log.warning("upstream wrote a line that is not JSON; it is passed on")
             self._down.send(line)
             return
-        if any(answer.id in self._own_requests for answer in read.answers):
-            self._learn_from_own(read.answers)
+        if self._hints is not None and self._hints.take_own(read.answers):
+            self._admit()
             return
         settled: list[tuple[_Flight, wire.Answer]] = []
         for answer in reversed(read.answers):  # from the end, so that a span that is replaced moves no other
             request = self._open.pop(answer.id, None)
             if not answer.is_error:
                 line = self._named(line, answer, request)
-            if request is not None:
+            if request is not None and not answer.is_error:
                 self._learn_from(request, answer)
             if answer.id in self._flights:
                 settled.append((self._flights[answer.id], answer))
@@ -581,9 +429,16 @@ class Relay:
             self._settle(line, settled)
         else:
             self._down.send(line)
-        if self._settings.trusts_annotations and any(method == _LIST_CHANGED for method, _ in read.methods):
-            self._hints = _Hints()
-            self._ask_for_hints(self._hints_meta)
+        if self._hints is not None and any(method == LIST_CHANGED for method, _ in read.methods):
+            self._hints.list_changed()
+
+    def _learn_from(self, request: wire.Message, answer: wire.Answer) -> None:
+        if self._hints is None:
+            return
+        if request.method == TOOLS_LIST:
+            self._hints.learn(answer.members)
+        if request.is_modern:
+            self._hints.client_is_ready(request.meta)
 
     def _may_name_server(self, line: bytes) -> bool:
         return bool(self._settings.name or self._settings.version) and (b"erverInfo" in line or b"\\u" in line)
@@ -626,7 +481,7 @@ class Relay:
                     )
                     self._down.fill(slot, refusal)
 
-        self._hold(facts, deliver, hand_over, len(line))
+        self._turn.hold(facts, deliver, hand_over, len(line))
 
     def _fact(self, flight: _Flight, answer: wire.Answer) -> Fact:
         status = status_of_answer(
@@ -640,7 +495,7 @@ class Relay:
         bodies = {"error" if answer.is_error else "result": answer.body}
         return Answered(flight.entry, status, self._now_ms(), **bodies)
 
-    def _deliver(self, slot: _Slot, flight: _Flight, answer: wire.Answer, facts: Sequence[Fact]) -> bool:
+    def _deliver(self, slot: Slot, flight: _Flight, answer: wire.Answer, facts: Sequence[Fact]) -> bool:
         """Answers whoever waits for a call that is settled on disk; whether upstream's own line is due as well."""
         is_due = not flight.entry.is_modern  # a late answer is for a client of the handshake era only
         doubt = next((fact for fact in facts if isinstance(fact, Doubted) and fact.entry is flight.entry), None)
@@ -673,10 +528,10 @@ class Relay:
         self._open.clear()
         while self._queue:
             self._refuse(self._queue.popleft(), Reason.UPSTREAM_LOST)
-        self._flush()
+        self._turn.end()
 
     def _drop_undispatched(self, flight: _Flight) -> None:
-        self._batch = [held for held in self._batch if not any(fact.entry is flight.entry for fact in held.facts)]
+        self._turn.withdraw(flight.entry)
         self._abandon(flight, Reason.UPSTREAM_LOST, "it was not sent")
 
     def _lose(self, flight: _Flight, cause: Cause, *, is_unread: bool) -> None:
@@ -698,44 +553,7 @@ class Relay:
                 self._requests.pop(request.id, None)
                 self._down.fill(slot, self._refusals.line(request.id_bytes, reason, entry=entry))
 
-        self._hold([fact], answer, answer, 0)
-
-    # -------------------------------------------------------------------------------------------------------- hints
-
-    def _learn_from(self, request: wire.Message, answer: wire.Answer) -> None:
-        if not self._settings.trusts_annotations or answer.is_error:
-            return
-        if request.method == _TOOLS_LIST:
-            self._hints.learn(answer.members)
-        if request.is_modern:
-            self._ask_for_hints({key: request.meta[key] for key in _PROTOCOL_META if key in request.meta})
-
-    def _ask_for_hints(self, meta: Mapping[str, Any], cursor: str | None = None) -> None:
-        """Asks upstream for its tools the way this client talks to it: once, and again for each next page."""
-        if not self._settings.trusts_annotations or (self._hints.is_asked and cursor is None):
-            return
-        self._hints.is_asked = True
-        self._hints_meta = meta
-        own_id = f"{self._own_id_prefix}{next(self._own_ids)}"
-        self._own_requests[wire.Id("string", own_id)] = meta
-        params: dict[str, Any] = {"_meta": meta} if meta else {}
-        if cursor is not None:
-            params["cursor"] = cursor
-        self._up.send(wire.request_line(own_id, _TOOLS_LIST, params))
-
-    def _learn_from_own(self, answers: Iterable[wire.Answer]) -> None:
-        for answer in answers:
-            meta = self._own_requests.pop(answer.id, None)
-            if meta is None:
-                continue
-            cursor = None if answer.is_error else answer.members.get("nextCursor")
-            if not answer.is_error:
-                self._hints.learn(answer.members)
-            if isinstance(cursor, str):
-                self._ask_for_hints(meta, cursor)
-            else:
-                self._hints.is_complete = True
-        self._admit()
+        self._turn.hold([fact], answer, answer, 0)
 
     # ------------------------------------------------------------------------------------------------------ answers
 
@@ -770,95 +588,26 @@ class Relay:
                 body = wire.with_result_type(body)
         return wire.replay_line(request.id_bytes, body, is_error=is_error)
 
-    # ------------------------------------------------------------------------------------------------------ to disk
+    # ------------------------------------------------------------------------------------------------------- waiting
 
-    def _hold(
-        self,
-        facts: Sequence[Fact],
-        when_on_disk: Callable[[], None],
-        when_refused: Callable[[JournalError], None],
-        size: int,
-    ) -> None:
-        """Leaves facts for the commit at the end of this turn; exactly one of the two is called then, or later."""
-        self._batch.append(_Held(facts, when_on_disk, when_refused, self._loop.time() + WAIT_S, size))
-        if not self._is_flush_due:
-            self._is_flush_due = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Commits what became ready in this turn, then lets out what waited for it."""
-        self._is_flush_due = False
-        journal = self._journal
-        if journal is None or not self._batch:
-            self._up.flush()
-            self._down.flush()
-            return
-        facts = [fact for held in self._batch for fact in held.facts]
-        dispatched = [fact.entry for fact in facts if isinstance(fact, Dispatched)]
-        answered = [fact.entry for fact in facts if isinstance(fact, Answered)]
-        self._crash_drill.reach("before_reserve", dispatched)
-        self._crash_drill.reach("before_complete", answered)
-        try:
-            if facts:
-                journal.append(facts)
-        except JournalBusy as error:
-            self._keep_waiting(error)
-        except JournalFailed as error:
-            _log.error("%s; calls are refused until the next start", error)  # its own message says it
-            batch, self._batch = self._batch, []
-            for held in batch:
-                held.when_refused(error)
-        else:
-            self._crash_drill.reach("after_reserve", dispatched)
-            self._crash_drill.reach("after_complete", answered)
-            batch, self._batch = self._batch, []
-            for held in batch:
-                held.when_on_disk()
-        self._up.flush()
-        self._down.flush()
-        self._is_crashing |= self._crash_drill.is_at("mid_upstream", dispatched)
-        self._crash_if_written()
-        self._tidy(journal)
+    def _turned(self) -> None:
+        self._give_back()
         self._on_change()
 
-    def _keep_waiting(self, error: JournalBusy) -> None:
-        """Another program holds the database: what has waited too long is refused, the rest is tried again."""
-        now = self._loop.time()
-        late = [held for held in self._batch if now >= held.deadline]
-        self._batch = [held for held in self._batch if now < held.deadline]
-        for held in late:
-            held.when_refused(error)
-            kept = [fact for fact in held.facts if not isinstance(fact, Dispatched)]
-            if kept:  # what upstream said is true whether or not its client was told; it is recorded as soon as it can
-                self._batch.append(_Held(kept, lambda: None, lambda error: None, math.inf, 0))
-        self._retry_later()
+    def _give_back(self) -> None:
+        """Lets other processes have the journal, if this one has only read it."""
+        if self._journal is not None and not self._turn and not self._queue:
+            self._journal.give_back()
 
     def _retry_later(self) -> None:
         if not self._is_retry_due:
             self._is_retry_due = True
-            self._loop.call_later(_RETRY_S, self._retry)
+            self._loop.call_later(RETRY_S, self._retry)
 
     def _retry(self) -> None:
         self._is_retry_due = False
         self._admit()
-        if self._batch and not self._is_flush_due:
-            self._flush()
         self._on_change()
-
-    def _tidy(self, journal: Journal) -> None:
-        """The journal's housekeeping, once what waited for the commit is on its way."""
-        try:
-            journal.tidy()
-        except JournalBusy:
-            return  # a reader is in the way; after the next batch it is tried again
-        except JournalFailed as error:
-            _log.error("%s; calls are refused until the next start", error)  # its own message says it
-        if not self._batch and not self._queue:
-            journal.give_back()
-
-    def _crash_if_written(self) -> None:
-        if self._is_crashing and not self._to_upstream.queued_bytes:
-            self._crash_drill.kill()
 
 
 def _reason(error: JournalError) -> Reason:

@@ -15,8 +15,9 @@ from typing import Final
 
 from journal import Cause, Journal
 from refusals import Refusals
-from relay import WAIT_S, CrashDrill, Relay, Settings
+from relay import Relay, Settings
 from streams import Reader, Writer, nonblocking
+from turn import WAIT_S, CrashDrill
 from upstream import Upstream
 
 _log = logging.getLogger("checkpoint.supervisor")

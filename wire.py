@@ -82,7 +82,7 @@ class Message(NamedTuple):
     meta: Mapping[str, Any] = {}
     call: ToolCall | None = None
     cancels: Id | None = None
-    batch: tuple["Message", ...] = ()
+    batch: tuple["Message", ...] = ()  # the objects in an array
 
 
 class Answer(NamedTuple):
@@ -245,7 +245,7 @@ def _skip(text: str, index: int, each: Callable[[int], int] | None = None) -> in
             if found[1]:
                 outer.append(_next_item if found[1] == "[" else _next_member)
                 continue
-        while outer:
+        while outer:  # up to a comma, whatever ends here
             found = outer[-1](text, index)
             if found is None:
                 raise ValueError("neither comma nor end")
@@ -264,7 +264,7 @@ _ABSENT: Final[_Field] = (None, 0, 0)
 class _Object(list[tuple[str, _Field]]):
     """An object as its members, repeated ones included."""
 
-    def values(self) -> dict[str, Any]:
+    def by_key(self) -> dict[str, Any]:
         return {key: value for key, (value, _, _) in self}
 
 
@@ -336,6 +336,7 @@ _STEP: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
 
 
 def _is_deeper(line: bytes, limit: int) -> bool:
+    """Whether arrays and objects are nested deeper than `limit`, without parsing. Means nothing where it is no JSON."""
     if line.count(b"[") + line.count(b"{") <= limit:
         return False
     # Escaped quotes go first, so that each one left begins or ends a string; then empty strings, which are most.
@@ -438,14 +439,14 @@ def _read_message(line: bytes, text: str, members: _Object) -> Message:
     identity, id_bytes = _read_id(line, text, members)
     if _has_doubtful_keys(members, _ENVELOPE):
         raise _refused(INVALID_REQUEST, "Invalid request: a member of the envelope is repeated or misspelt", id_bytes)
-    values = members.values()
+    values = members.by_key()
     method, params = values.get("method"), values.get("params")
     if not isinstance(method, str):
         method = None
     elif method.startswith(TOOLS_CALL + "\0"):
-        raise _refused(INVALID_REQUEST, "Invalid request: C ends this method at its NUL", id_bytes)
+        raise _refused(INVALID_REQUEST, "Invalid request: some parsers end this method at its NUL", id_bytes)
     call = _read_call(line, text, values, identity, id_bytes) if method == TOOLS_CALL else None
-    param = params.values() if isinstance(params, _Object) else {}
+    param = params.by_key() if isinstance(params, _Object) else {}
     meta = param.get("_meta")
     if not isinstance(meta, dict):
         meta = {}
@@ -494,7 +495,7 @@ def _read_call(line: bytes, text: str, values: Mapping[str, Any], identity: Id |
         raise refuse(INVALID_PARAMS, "Invalid params: params must be an object")
     if _has_doubtful_keys(params, _CALL_PARAMS):
         raise refuse(INVALID_REQUEST, "Invalid request: a member of params is repeated or misspelt")
-    param = params.values()
+    param = params.by_key()
     name, arguments, meta = param.get("name"), param.get("arguments"), param.get("_meta", {})
     if not isinstance(name, str):
         raise refuse(INVALID_PARAMS, "Invalid params: name must be a string")
@@ -522,6 +523,7 @@ def _has_doubtful_keys(members: _Object, names: frozenset[str]) -> bool:
     """Whether two parsers could read one of `names` differently: Go matches keys regardless of case, C ends them at a
     NUL, and the last of two equal keys wins in some parsers, the first in others."""
     keys = [key for key, _ in members]
+    # Each name may be there once, in its own spelling. Most objects have no other keys, which is quick to see.
     if len(distinct := set(keys)) == len(keys) and distinct <= names:
         return False
     spellings = [key.partition("\0")[0].casefold() for key in keys]
@@ -562,9 +564,9 @@ def _refused(code: int, message: str, id_bytes: bytes = b"null") -> WireError:
 
 
 def read_upstream(line: bytes, *, is_first: bool = False) -> Upstream | None:
-    """What one line from upstream answers and asks; None where no JSON object can be found in it.
+    """What one line from upstream answers and asks; None where no JSON object is found in it.
 
-    Whatever follows an object, some parsers never look at it (Jackson) and others take it for the next message.
+    Reads as far as it can: what follows the first value is nothing to some parsers and the next message to others.
     """
     text = _decode(line)
     index = _begin_of(text, is_first)
@@ -596,7 +598,7 @@ def _inner(text: str, field: _Field) -> Mapping[str, Any]:
     """The values in an object that is a member, also in one that is too deep as a whole; none if it is no object."""
     value, start, _ = field
     if value is TOO_DEEP:
-        return _object_at(text, start).values()
+        return _object_at(text, start).by_key()
     return value if isinstance(value, dict) else {}
 
 
@@ -644,8 +646,7 @@ def with_result_type(result: bytes) -> bytes:
 def with_identity(result: bytes, name: str, version: str, *, is_handshake: bool) -> bytes:
     """A result with our name and version in place of upstream's, all other bytes kept; an empty one keeps upstream's.
 
-    The very object that was given where there is nothing to replace.
-
+    Gives `result` itself where there is nothing to replace.
     `is_handshake`: it answers `initialize` or `server/discover`, whose result names the server at its top.
     """
     if b"erverInfo" not in result and b"\\u" not in result:
