@@ -348,26 +348,22 @@ def _is_deeper(line: bytes, limit: int) -> bool:
 # --------------------------------------------------------------------------------------------- numbers, canonical form
 
 
-_literal: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?)([0-9]+))?").fullmatch
-
-
 def _normal(number: _Number) -> int | str:
     """One form for all spellings of a number: an int of up to 640 digits, else `digits e exponent`.
 
     Raises ValueError for an exponent of over 18 digits. Only digit strings are handled: int() of a million digits takes
     seconds, and a float would make 9007199254740993 equal to 9007199254740992.
     """
-    match = _literal(number.literal)
-    if match is None:
-        raise ValueError("no number")
-    sign, whole, fraction, exponent_sign, exponent_digits = match.groups(default="")
-    if len(exponent_digits) > MAX_EXPONENT_DIGITS:
+    mantissa, _, power = number.literal.lower().partition("e")
+    whole, _, fraction = mantissa.partition(".")
+    if len(power.lstrip("+-")) > MAX_EXPONENT_DIGITS:
         raise ValueError(f"an exponent of over {MAX_EXPONENT_DIGITS} digits")
-    written = (whole + fraction).lstrip("0")
+    written = (whole + fraction).lstrip("-0")
     digits = written.rstrip("0")
     if not digits:
         return 0
-    exponent = int(exponent_sign + (exponent_digits or "0")) - len(fraction) + len(written) - len(digits)
+    sign = "-" if whole.startswith("-") else ""
+    exponent = int(power or "0") - len(fraction) + len(written) - len(digits)
     if exponent >= 0 and len(digits) + exponent <= _MAX_INT_DIGITS:
         return int(sign + digits + "0" * exponent)
     return f"{sign}{digits}e{exponent}"
