@@ -7,12 +7,12 @@ recorded nothing that anyone may rely on.
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
-from storage import TABLES, Files, Inode, JournalError, Lock, connect, connect_owner, inode_of, is_busy
+from storage import FORMAT, PROBES, Files, Inode, JournalError, Lock, connect, connect_owner, inode_of, is_busy, sync
 
 # ------------------------------------------------------------------------------------------------------ what follows
 
@@ -120,7 +120,7 @@ def blocking_doubt(doubts: Iterable[Entry], tool_name: str, signature: str, in_f
         if entry.id in in_flight:
             blocks = entry.signature == signature
         elif entry.cause in (Cause.CANCELLED, Cause.TIMEOUT):
-            blocks = entry.tool_name == tool_name
+            blocks = entry.tool_name == storable(tool_name)
         else:
             blocks = True
         if blocks:
@@ -128,8 +128,13 @@ def blocking_doubt(doubts: Iterable[Entry], tool_name: str, signature: str, in_f
     return None
 
 
+def storable(text: str) -> str:
+    """A text as SQLite can hold it: lone surrogates, which JSON can spell and UTF-8 cannot, stand as escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 # Error answers that a bridge in front of a server writes by itself in the middle of a call; the call may have run.
-_BRIDGE_ERRORS: Final = {(-32000, "Connection closed"), (-32001, "Request timed out")}
+_BRIDGE_ERRORS: Final = ((-32000, "Connection closed"), (-32001, "Request timed out"))
 
 
 def status_of_answer(
@@ -207,7 +212,7 @@ _ENTRY: Final = (
 )
 _ENTRY_AT: Final = _ENTRY + "WHERE workflow_id = ? AND sequence = ? ORDER BY attempt DESC LIMIT 1"
 _ENTRY_BY_ID: Final = _ENTRY + "WHERE id = ?"
-_OPEN_DOUBTS: Final = "SELECT dispatch FROM doubts WHERE is_open"
+_OPEN_DOUBTS: Final = "SELECT dispatch FROM doubts WHERE is_open ORDER BY dispatch"
 # What an owner left open: every dispatch carries the id below which all were settled or recorded as in doubt.
 _LEFT_OPEN: Final = (
     "SELECT id FROM attempts WHERE id >= (SELECT settled_below FROM dispatches ORDER BY id DESC LIMIT 1)"
@@ -219,9 +224,14 @@ _LAST_ID: Final = "SELECT max(id) FROM dispatches"
 _WORKFLOW_ID: Final = "SELECT workflow_id FROM journal"
 QUERIES: Final = (_ENTRY_AT, _ENTRY_BY_ID, _OPEN_DOUBTS, _LEFT_OPEN, _LAST_SEQUENCE, _NEWEST_EPOCH, _LAST_ID)
 
+MAX_SEQUENCE: Final = 2**53 - 1  # the table holds none above; see places.py
 _WAL_PAGES: Final = 256  # then the write-ahead log is written back and starts over
 _PAGE_BYTES: Final = 4096
-_PAGES_PER_FACT: Final = 3  # a leaf of the table, one of its index, and now and then a new one
+_FACT_BYTES: Final = 300  # a row and its key, about, without arguments or result
+_PAGES_PER_COMMIT: Final = 2  # the leaves that are begun or filled up
+
+# Connections to journals that failed: to drop the last reference to one would close it (see Journal.close).
+_LEFT_ALONE: Final[list[sqlite3.Connection]] = []
 
 
 class Journal:
@@ -235,7 +245,7 @@ class Journal:
         self._files = files
         self._now_ms = now_ms
         self._given_workflow_id = workflow_id
-        self.workflow_id = workflow_id or files.typed  # until the file says otherwise
+        self.workflow_id = workflow_id or storable(files.typed)  # until the file says otherwise
         self._lock = Lock(files.lock)
         self._inode: Inode | None = inode_of(files.path) if exists else None
         self._wal_inode: Inode | None = None
@@ -253,8 +263,9 @@ class Journal:
         self._live: dict[tuple[str, int], Entry] = {}  # ours, dispatched or about to be, not answered
         self._doubts: dict[int, Entry] = {}
         self._left_open: list[Entry] = []
-        self._wal_pages = 0
-        self._checkpoint_at = _WAL_PAGES
+        self._new_pages = 0  # in the log, since it was last written back
+        self._has_answered = False
+        self._is_log_written_out = False
 
     @property
     def path(self) -> str:
@@ -279,8 +290,8 @@ class Journal:
             return
         try:
             with contextlib.closing(connect(self._files.path, "ro")) as database:
-                for table in TABLES:
-                    database.execute(f"SELECT * FROM {table} ORDER BY rowid DESC LIMIT 1").fetchall()  # noqa: S608  # names of ours
+                for query in PROBES:
+                    database.execute(query).fetchone()
                 self._read_workflow_id(database)
         except sqlite3.Error as error:
             if not is_busy(error):
@@ -320,10 +331,11 @@ class Journal:
             self._let_go()
             if is_busy(error):
                 return False
-            raise self._failed(f"journal {self.path}: {error}") from error
+            raise self._failed(f"journal {self.path}: {error}; see to the disk, then start again") from error
         except OSError as error:
             self._let_go()
-            raise self._failed(f"journal {self.path}: {error.strerror}") from error
+            why = f"journal {self.path}: {error.strerror}; see to the disk, then start again"
+            raise self._failed(why) from error
         return True
 
     def _open(self) -> None:
@@ -343,8 +355,10 @@ class Journal:
         self._read_workflow_id(database)
         self._newest_epoch = database.execute(_NEWEST_EPOCH).fetchone()[0]
         self._next_id = (database.execute(_LAST_ID).fetchone()[0] or 0) + 1
-        for (doubt,) in database.execute(_OPEN_DOUBTS).fetchall():
-            self._doubts[doubt] = self._entry_by_id(doubt)
+        for (dispatch,) in database.execute(_OPEN_DOUBTS).fetchall():
+            doubt = self._entry_by_id(dispatch)
+            if doubt.status is Status.IN_DOUBT:  # else an operator has settled it
+                self._doubts[dispatch] = doubt
         for (left,) in database.execute(_LEFT_OPEN).fetchall():
             self._doubts[left] = self._entry_by_id(left)
             self._left_open.append(self._doubts[left])
@@ -352,7 +366,17 @@ class Journal:
 
     def give_back(self) -> None:
         """Lets another process have the journal, unless this one has dispatched from it."""
-        if self._database is not None and not self.has_dispatched and not self._live and self.failure is None:
+        if not self.has_dispatched and not self._live:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the log back and gives the journal up.
+
+        After a failure, connection and lock are kept: closing would write the log back and delete it, though a disk
+        that failed once may say that it has what it has not. Whoever ends the process then must end it at once
+        (os._exit), or the interpreter closes what is open.
+        """
+        if self._database is not None and self.failure is None:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -361,15 +385,6 @@ class Journal:
             self._database = None
         self._lock.give_back()
         self._forget()
-
-    def close(self) -> None:
-        """Writes the log back and gives the journal up.
-
-        After a failure the connection is left alone: closing it would write the log back and delete it, and a disk that
-        failed once may say that it has what it has not. Whoever ends the process then must not let it be closed.
-        """
-        if self.failure is None:
-            self._let_go()
 
     # ------------------------------------------------------------------------------------------------------ reads
 
@@ -400,7 +415,7 @@ class Journal:
         return [entry for entry in self._doubts.values() if entry.workflow_id == workflow_id]
 
     @contextlib.contextmanager
-    def _reading(self) -> Any:
+    def _reading(self) -> Iterator[sqlite3.Connection]:
         if self._database is None:
             raise JournalFailed(self.failure or "the journal is not open")
         try:
@@ -408,7 +423,7 @@ class Journal:
         except sqlite3.Error as error:
             if is_busy(error):
                 raise JournalBusy(f"journal {self.path}: {error}") from error
-            raise self._failed(f"journal {self.path}: {error}") from error
+            raise self._failed(f"journal {self.path}: {error}; see to the disk, then start again") from error
 
     # ----------------------------------------------------------------------------------------------------- writes
 
@@ -416,10 +431,16 @@ class Journal:
         """Gives an entry its id and claims its place; nothing is on disk before its Dispatched fact is appended."""
         if self.failure is not None:
             raise JournalFailed(self.failure)
-        drafted = replace(entry, id=self._next_id, status=Status.PENDING)
+        last = self.last_sequence(entry.workflow_id)
+        if entry.sequence > MAX_SEQUENCE:
+            raise JournalError(f"workflow {entry.workflow_id} has no place after {last}; use another workflow")
+        call_id = None if entry.call_id is None else storable(entry.call_id)
+        drafted = replace(
+            entry, id=self._next_id, tool_name=storable(entry.tool_name), call_id=call_id, status=Status.PENDING
+        )
         self._next_id += 1
         self._live[drafted.place] = drafted
-        self._last_sequence[drafted.workflow_id] = max(drafted.sequence, self.last_sequence(drafted.workflow_id))
+        self._last_sequence[drafted.workflow_id] = max(drafted.sequence, last)
         return drafted
 
     def withdraw(self, entry: Entry) -> None:
@@ -433,42 +454,48 @@ class Journal:
         Raises JournalBusy (nothing was written, try again) or JournalFailed (they may or may not be on disk; this
         process writes no more).
         """
+        epoch = self._epoch
+        with self._transaction() as database:
+            if epoch is None:
+                epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
+            pending = (entry.id for entry in self._live.values() if entry.status is Status.PENDING)
+            settled_below = min(pending, default=self._next_id)
+            for fact in facts:
+                self._insert(database, fact, epoch, settled_below)
+        self._wal_inode = self._wal_inode or inode_of(self._files.wal)
+        self._epoch = self._newest_epoch = epoch
+        self._left_open = []
+        self._new_pages += _PAGES_PER_COMMIT + sum(map(_size, facts)) // _PAGE_BYTES
+        for fact in facts:
+            self._remember(fact)
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, if files and owner are what they were; on disk when it ends. Raises what `append` does."""
         if self.failure is not None:
             raise JournalFailed(self.failure)
         database = self._database
         if database is None:
             raise JournalFailed("the journal is not open")
         self._check_files()
-        epoch = self._epoch
         try:
             database.execute("BEGIN IMMEDIATE")
-            newest = database.execute(_NEWEST_EPOCH).fetchone()[0]
-            if newest != self._newest_epoch:
+            if database.execute(_NEWEST_EPOCH).fetchone()[0] != self._newest_epoch:
                 raise self._failed(f"journal {self.path}: another process has written to it; restart to go on")
-            if epoch is None:
-                epoch = self._take_over(database, (newest or 0) + 1)
-            settled_below = min(
-                (e.id for e in self._live.values() if e.status is Status.PENDING), default=self._next_id
-            )
-            for fact in facts:
-                self._insert(database, fact, epoch, settled_below)
+            yield database
             database.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             busy = is_busy(error)
-            failure = None if busy else self._failed(f"journal {self.path}: {error}")
+            failure = None if busy else self._failed(f"journal {self.path}: {error}; see to the disk, then start again")
             self._roll_back(database)
             raise failure or JournalBusy(f"journal {self.path}: {error}") from error
         except BaseException:
             self._roll_back(database)
             raise
-        self._wal_inode = self._wal_inode or inode_of(self._files.wal)
-        self._epoch = self._newest_epoch = epoch
-        self._left_open = []
-        for fact in facts:
-            self._remember(fact)
 
     def _take_over(self, database: sqlite3.Connection, epoch: int) -> int:
         """Writes our epoch, and on record what earlier owners left in doubt."""
+        sync(self._files.folder)  # the log may have got its name just now, and SQLite ignores what that sync says
         now = self._now_ms()
         values = (epoch, self._lock.pid, self.upstream_pid, now)
         database.execute("INSERT INTO owners (epoch, pid, upstream_pid, started_at) VALUES (?, ?, ?, ?)", values)
@@ -488,15 +515,12 @@ class Journal:
                         entry.signature, entry.call_id, era, entry.started_at, entry.arguments,
                     ),
                 )  # fmt: skip
-                self._count_pages(entry.arguments)
             case Answered(entry, status, at_ms, result, error):
                 database.execute(
                     "INSERT INTO outcomes (dispatch, status, completed_at, result, error) VALUES (?, ?, ?, ?, ?)",
                     (entry.id, status, at_ms, result, error),
                 )
-                if entry.id in self._doubts:
-                    database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
-                self._count_pages(result or error)
+                database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
             case Doubted(entry, cause, at_ms):
                 self._insert_doubt(database, entry.id, cause, at_ms)
             case _:
@@ -504,19 +528,21 @@ class Journal:
 
     def _insert_doubt(self, database: sqlite3.Connection, dispatch: int, cause: Cause, at_ms: int) -> None:
         # A call can become doubtful twice, first cancelled and then lost with its upstream: the first cause stands.
+        # One that was answered in the same commit has no doubt left.
         database.execute(
-            "INSERT INTO doubts (dispatch, cause, noted_at, is_open) VALUES (?, ?, ?, 1) ON CONFLICT DO NOTHING",
+            "INSERT INTO doubts (dispatch, cause, noted_at, is_open)"
+            " VALUES (?1, ?2, ?3, NOT EXISTS (SELECT 1 FROM outcomes WHERE dispatch = ?1)) ON CONFLICT DO NOTHING",
             (dispatch, cause, at_ms),
         )
-        self._count_pages(None)
 
     def _remember(self, fact: Fact) -> None:
         match fact:
             case Answered(entry):
                 self._live.pop(entry.place, None)
                 self._doubts.pop(entry.id, None)
-            case Doubted(entry, cause):
-                doubted = replace(entry, status=Status.IN_DOUBT, cause=entry.cause or cause)
+                self._has_answered = True
+            case Doubted(entry, cause) if entry.place in self._live and entry.id not in self._doubts:
+                doubted = replace(entry, status=Status.IN_DOUBT, cause=cause)
                 self._doubts[entry.id] = self._live[entry.place] = doubted
 
     def _roll_back(self, database: sqlite3.Connection) -> None:
@@ -527,6 +553,8 @@ class Journal:
 
     def _failed(self, why: str) -> JournalFailed:
         self.failure = why
+        if self._database is not None:
+            _LEFT_ALONE.append(self._database)
         return JournalFailed(why)
 
     def _check_files(self) -> None:
@@ -543,22 +571,55 @@ class Journal:
 
     # ------------------------------------------------------------------------------------------------------- log
 
-    def _count_pages(self, payload: bytes | None) -> None:
-        self._wal_pages += _PAGES_PER_FACT + (len(payload) // _PAGE_BYTES if payload else 0)
-
     def tidy(self) -> None:
-        """Writes the log back once it is long, so that it starts over in blocks that are already allocated.
+        """Keeps the log a file of about 256 pages that is written over and over; for when nobody waits.
 
-        SQLite's automatic checkpoint would hide an I/O error; here one raises JournalFailed. A reader that is in the
-        way only delays it.
+        Raises JournalBusy (another program is in the way; to be tried again) or JournalFailed.
         """
-        if self._wal_pages < self._checkpoint_at or self._database is None or self.failure is not None:
+        if self._database is None or self.failure is not None:
             return
+        if self._has_answered and not self._is_log_written_out:
+            self._write_log_out()
+        if self._new_pages >= _WAL_PAGES:
+            self._write_log_back()
+
+    def _write_log_out(self) -> None:
+        """Makes the log's file as long as it will be, since to overwrite blocks is cheaper than to allocate them.
+
+        Nothing is added to the journal: with a small cache SQLite writes pages to the log before their transaction
+        ends, and they are rolled back. The commit after that brings them to disk.
+        """
+        with self._transaction() as database:
+            database.execute("PRAGMA cache_size = 16")
+            database.execute("SAVEPOINT scratch")
+            database.execute("CREATE TABLE scratch (filler BLOB)")
+            database.execute("INSERT INTO scratch VALUES (zeroblob(?))", (_WAL_PAGES * _PAGE_BYTES,))
+            database.execute("ROLLBACK TO scratch")
+            database.execute("PRAGMA cache_size = -2000")  # SQLite's default, in KiB
+            database.execute(f"PRAGMA user_version = {FORMAT}")  # what it is: the least that makes a commit
+        self._is_log_written_out = True
+
+    def _write_log_back(self) -> None:
+        """A checkpoint, after which the log starts over. A reader that is in the way puts that off until next time.
+
+        SQLite's automatic one would hide an I/O error; here one raises JournalFailed.
+        """
         self._check_files()
         with self._reading() as database:
-            _, logged, written = database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        self._wal_pages = 0 if logged == written else logged
-        self._checkpoint_at = self._wal_pages + _WAL_PAGES
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        self._new_pages = 0
+
+
+def _size(fact: Fact) -> int:
+    """About how many bytes a fact adds to the log."""
+    match fact:
+        case Dispatched(entry):
+            payload = entry.arguments
+        case Answered(_, _, _, result, error):
+            payload = result or error
+        case _:
+            payload = None
+    return _FACT_BYTES + len(payload or b"")
 
 
 def _entry(row: Sequence[Any]) -> Entry:

@@ -17,8 +17,9 @@ WORKFLOW_SCHEMA: Final[Mapping[str, Any]] = {
     "minLength": 1,
     "maxLength": 200,
     # No control characters, which would forge lines of a listing, and no lone surrogates, which no file can hold.
-    "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f\\ud800-\\udfff]*$",
-    "not": {"pattern": "~[0-9]+$"},  # the names of branches
+    # (?![\\s\\S]) is the end: Python's $ also matches before a last line feed.
+    "pattern": "^[^\\u0000-\\u001f\\u007f-\\u009f\\ud800-\\udfff]*(?![\\s\\S])",
+    "not": {"pattern": "~[0-9]+(?![\\s\\S])"},  # the names of branches
 }
 META_SCHEMA: Final[Mapping[str, Any]] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -29,7 +30,8 @@ META_SCHEMA: Final[Mapping[str, Any]] = {
     },
 }
 
-_workflow_id: Final = re.compile(r"(?!.*~[0-9]+\Z)[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}", re.DOTALL).fullmatch
+_is_clean: Final = re.compile(r"[^\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,200}").fullmatch
+_is_of_branch: Final = re.compile(r"~[0-9]+\Z").search
 
 
 class PinError(ValueError):
@@ -43,12 +45,13 @@ class Pin(NamedTuple):
     sequence: int | None
 
 
+_MAX_MESSAGE_CHARS: Final = 200
 _NO_PIN: Final = Pin(None, None)
 
 
 def is_workflow_id(text: str) -> bool:
     """Whether a text may name a workflow: 1 to 200 characters, no control characters, not the name of a branch."""
-    return _workflow_id(text) is not None
+    return _is_clean(text) is not None and _is_of_branch(text) is None
 
 
 def read_pin(meta: Mapping[str, Any]) -> Pin:
@@ -73,5 +76,10 @@ def _explain(meta: Mapping[str, Any]) -> str:
     ours = {key: meta[key] for key in (SEQUENCE_KEY, WORKFLOW_KEY) if key in meta}
     errors = jsonschema.Draft202012Validator(META_SCHEMA).iter_errors(ours)
     for error in sorted(errors, key=lambda error: list(error.path)):
-        return f"_meta.{error.path[0]}: {error.message[:200]}"
+        return f"_meta.{error.path[0]}: {_cut(error.message)}"
     return f"_meta.{SEQUENCE_KEY}: must be written as an integer, without fraction or exponent"
+
+
+def _cut(message: str) -> str:
+    """A message that quotes a value of any length; what is wrong with it stands at the end."""
+    return message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:80]} … {message[-100:]}"

@@ -57,7 +57,7 @@ _MAX_POINTERS: Final = 20
 
 
 class Refusals:
-    """Builds refusal lines. `journal_path` as typed; `command` starts this program the way this process was started."""
+    """Builds refusal lines. `command` starts this program the way this process was started."""
 
     def __init__(self, journal_path: str | None, command: Sequence[str], *, hides_arguments: bool) -> None:
         self._journal_path = journal_path
@@ -94,10 +94,10 @@ class Refusals:
         facts.update(extra or {})
         if answer:
             facts["answer"] = None
-        row = (
-            f"{tool or entry.tool_name} (sequence {entry.sequence} of workflow {entry.workflow_id})" if entry else tool
-        )
+        row = f"{entry.tool_name} (sequence {entry.sequence} of workflow {entry.workflow_id})" if entry else tool
         what = _MESSAGES[reason].format(what=row or "")
+        if entry and reason is Reason.IN_DOUBT and tool not in (None, entry.tool_name):
+            what += f", so {tool} was not run"
         message = f"{what}{f' ({why})' if why else ''}; {_ADVICE}."
         line = wire.error_line(id_bytes, CODES[reason], message, {"checkpoint": facts})
         if answer:  # its bytes, not a value of ours: what upstream said is kept to the letter
@@ -125,34 +125,57 @@ class Refusals:
 
 
 def _shortened(arguments: Any) -> Any:
-    """Arguments with each value cut to 200 characters of its JSON text."""
+    """Arguments for a person to read: the first 20 members, each cut to 200 characters of its JSON text."""
     if not isinstance(arguments, dict):
         return _cut(arguments)
-    return {key[:_MAX_VALUE_CHARS]: _cut(value) for key, value in list(arguments.items())[:_MAX_POINTERS]}
+    return {_cut(key): _cut(value) for key, value in islice(arguments.items(), _MAX_POINTERS)}
 
 
 def _cut(value: Any) -> Any:
-    text = value if isinstance(value, str) else json.dumps(value, default=repr)
-    if len(text) > _MAX_VALUE_CHARS:
-        return text[: _MAX_VALUE_CHARS - 1] + "…"
-    return json.loads(text) if not isinstance(value, str) else value
+    """A value as JSON can write it, or what its text begins with."""
+    if isinstance(value, str):
+        return value if len(value) <= _MAX_VALUE_CHARS else value[: _MAX_VALUE_CHARS - 1] + "…"
+    try:
+        text = json.dumps(value, default=_number, allow_nan=False)
+    except ValueError:
+        return "(an object that repeats a key)"  # wire's form of one holds what JSON does not
+    return json.loads(text) if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 1] + "…"
+
+
+def _number(number: Any) -> float | str:
+    """A number that is no int: as one where that shows it as it was written, else its text."""
+    literal = repr(number)
+    value = float(literal)
+    return value if repr(value) == literal else literal
 
 
 def _differences(expected: Any, received: Any, pointer: str = "") -> Iterator[str]:
-    """JSON pointers (RFC 6901) to what differs; a member that is on one side only is named itself."""
+    """JSON pointers (RFC 6901) to what differs; a member that is on one side only is named itself.
+
+    A pointer that would be too long to read ends at the last container that still fits.
+    """
+    pairs: list[tuple[str, Any, Any]]
     if isinstance(expected, dict) and isinstance(received, dict):
-        pairs = [
-            (key, expected.get(key, _ABSENT), received.get(key, _ABSENT)) for key in sorted({*expected, *received})
-        ]
-    elif isinstance(expected, list) and isinstance(received, list):
+        keys = sorted({*expected, *received})
+        pairs = [(key, expected.get(key, _ABSENT), received.get(key, _ABSENT)) for key in keys]
+    elif type(expected) is list and type(received) is list:
         pairs = [(str(at), *both) for at, both in enumerate(zip_longest(expected, received, fillvalue=_ABSENT))]
     else:
-        if _ABSENT in (expected, received) or wire.canonical(expected) != wire.canonical(received):
+        if _are_different(expected, received):
             yield pointer
         return
+    is_cut = False
     for key, mine, theirs in pairs:
-        escaped = key.replace("~", "~0").replace("/", "~1")
-        yield from _differences(mine, theirs, f"{pointer}/{escaped[:_MAX_VALUE_CHARS]}")
+        below = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+        if len(below) <= _MAX_VALUE_CHARS:
+            yield from _differences(mine, theirs, below)
+        elif not is_cut and _are_different(mine, theirs):
+            is_cut = True
+            yield pointer
+
+
+def _are_different(expected: Any, received: Any) -> bool:
+    return expected is _ABSENT or received is _ABSENT or wire.canonical(expected) != wire.canonical(received)
 
 
 _ABSENT: Final = object()

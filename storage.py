@@ -5,11 +5,11 @@ before its import is paid for.
 """
 
 import contextlib
-import errno
 import fcntl
 import os
 import stat
-from typing import TYPE_CHECKING, Any, Final
+import sys
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import sqlite3
@@ -95,7 +95,18 @@ CREATE VIEW calls AS
         SELECT max(attempt) FROM dispatches AS d WHERE d.workflow_id = a.workflow_id AND d.sequence = a.sequence
     );
 """
-TABLES: Final = ("journal", "owners", "dispatches", "outcomes", "doubts", "decisions")
+# One row out of each table and index, without its arguments or results: a page of each is read, and no large value.
+PROBES: Final = (
+    "SELECT created_at FROM journal",
+    "SELECT started_at FROM owners ORDER BY epoch DESC LIMIT 1",
+    "SELECT started_at FROM dispatches ORDER BY id DESC LIMIT 1",
+    "SELECT max(sequence) FROM dispatches WHERE workflow_id = ''",
+    "SELECT completed_at FROM outcomes ORDER BY dispatch DESC LIMIT 1",
+    "SELECT noted_at FROM doubts ORDER BY dispatch DESC LIMIT 1",
+    "SELECT dispatch FROM doubts WHERE is_open LIMIT 1",
+    "SELECT decided_at FROM decisions ORDER BY dispatch DESC LIMIT 1",
+    "SELECT status FROM calls LIMIT 1",
+)
 
 
 class JournalError(Exception):
@@ -136,7 +147,7 @@ class Files:
             self._check_orphans("does not exist")
             return False
         except OSError as error:
-            raise JournalError(f"journal {self.typed}: {error.strerror}") from error
+            raise JournalError(f"journal {self.typed}: {error.strerror}; give another path") from error
         if not stat.S_ISREG(found.st_mode):
             raise JournalError(f"journal {self.typed}: not a regular file; give the path of a file")
         if found.st_nlink > 1:
@@ -154,9 +165,9 @@ class Files:
     def _check_folder(self) -> None:
         if not os.path.isdir(self.folder):
             raise JournalError(f"journal {self.typed}: the folder {self.folder} does not exist; create it first")
-        missing = [path for path in (self.folder, self.path) if os.path.exists(path) and not os.access(path, os.W_OK)]
-        if missing:
-            raise JournalError(f"journal {self.typed}: {missing[0]} is not writable")
+        for path in (self.folder, self.path):
+            if os.path.exists(path) and not os.access(path, os.W_OK):
+                raise JournalError(f"journal {self.typed}: {path} is not writable; make it so, or give another path")
 
     def _check_orphans(self, state: str) -> None:
         for suffix in ("-wal", "-shm"):
@@ -171,7 +182,7 @@ class Files:
             with open(self.path, "rb") as file:
                 header = file.read(100)
         except OSError as error:
-            raise JournalError(f"journal {self.typed}: {error.strerror}") from error
+            raise JournalError(f"journal {self.typed}: {error.strerror}; make it readable") from error
         if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
             raise JournalError(f"journal {self.typed}: not a Checkpoint journal; give another path")
         if int.from_bytes(header[68:72], "big") != APPLICATION_ID:
@@ -188,21 +199,18 @@ class Files:
         It is built under another name and renamed: no kill can leave a file that is half a journal. On return it is on
         disk under its name.
         """
-        draft = self.path + ".new"
-        for leftover in (draft, draft + "-journal", draft + "-wal", draft + "-shm"):
+        draft = self.path + ".checkpoint-new"  # a name that nobody else gives to a file
+        for leftover in (draft, draft + "-wal", draft + "-shm"):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(leftover)
         os.close(os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-        database = connect(draft, "rw")
-        try:
+        with contextlib.closing(connect(draft, "rw")) as database:
+            database.execute("PRAGMA synchronous = OFF")  # a draft is synced once, as a whole
+            database.execute("PRAGMA journal_mode = MEMORY")
             # Stamped before WAL is switched on: a database in WAL mode with no stamp would be a stranger's.
-            database.executescript(
-                f"BEGIN; PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{_DDL}COMMIT;"
-            )
+            database.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{_DDL}")
             database.execute("INSERT INTO journal (workflow_id, created_at) VALUES (?, ?)", (workflow_id, now_ms))
             database.execute("PRAGMA journal_mode = WAL")
-        finally:
-            database.close()
         sync(draft)
         os.replace(draft, self.path)
         sync(self.folder)
@@ -212,7 +220,10 @@ def sync(path: str) -> None:
     """Brings a file's content, or a folder's names, to disk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        os.fsync(fd)
+        if sys.platform == "darwin":
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # there, fsync alone does not reach the platter
+        else:
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -222,7 +233,9 @@ def connect(path: str, mode: str) -> "sqlite3.Connection":
     import sqlite3
     from urllib.parse import quote
 
-    database = sqlite3.connect(f"file:{quote(path)}?mode={mode}", uri=True, isolation_level=None, timeout=0)
+    # A file's name need not be text, so its bytes are quoted.
+    uri = f"file:{quote(os.fsencode(path))}?mode={mode}"
+    database = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=0)
     database.execute("PRAGMA trusted_schema = OFF")
     return database
 
@@ -232,7 +245,7 @@ def connect_owner(path: str) -> "sqlite3.Connection":
     database = connect(path, "rw")
     for pragma in (
         "synchronous = FULL",
-        "fullfsync = ON",  # macOS: fsync alone does not reach the platter
+        "fullfsync = ON",  # for macOS; see sync
         "checkpoint_fullfsync = ON",
         "wal_autocheckpoint = 0",  # an automatic checkpoint hides its errors; see Journal.tidy
         "foreign_keys = ON",
@@ -257,14 +270,15 @@ class Lock:
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise JournalError(f"journal lock {self._path}: {error.strerror}") from error
+            raise self._unusable(error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
         except OSError as error:
             os.close(fd)
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                return False
-            raise JournalError(f"journal lock {self._path}: {error.strerror}") from error
+            raise self._unusable(error) from error
         self._fd = fd
         if not self.is_held():  # it was replaced between open and flock
             self.give_back()
@@ -274,7 +288,13 @@ class Lock:
             os.pwrite(fd, b"%d\n" % self.pid, 0)
         return True
 
+    def _unusable(self, error: OSError) -> JournalError:
+        return JournalError(
+            f"journal lock {self._path}: {error.strerror}; make it a file that can be locked and written"
+        )
+
     def give_back(self) -> None:
+        """Lets the next process take it; without effect where it is not held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -295,6 +315,6 @@ class Lock:
             return None
 
 
-def is_busy(error: Any) -> bool:
-    """Whether an sqlite3.Error says that another connection is in the way, and nothing is wrong."""
-    return getattr(error, "sqlite_errorcode", 0) & 0xFF in (5, 6)  # SQLITE_BUSY, SQLITE_LOCKED
+def is_busy(error: Exception) -> bool:
+    """Whether another connection is in the way, and nothing is wrong."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF == 5  # SQLITE_BUSY and its extended codes
