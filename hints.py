@@ -6,7 +6,7 @@ once the client has been answered in an era, and the way it talks in that era.
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import wire
@@ -25,35 +25,33 @@ class Hints:
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
         self._is_read_only: dict[str, bool] = {}
-        self._asked: dict[wire.Id, Mapping[str, Any]] = {}  # our requests, with the _meta they carried
-        self._meta: Mapping[str, Any] | None = None  # None until the client was answered once
-        self._is_complete = False
+        self._meta: Mapping[str, Any] | None = None  # what our requests carry; None until the client was answered once
+        self._asked: set[wire.Id] = set()
+        self._newest: wire.Id | None = None  # answers to earlier requests of ours may be out of date
+        self._is_awaited = False
+        self._page = 0
         self._prefix = f"checkpoint-{secrets.token_hex(8)}-"
         self._numbers = itertools.count(1)
-        self._pages = itertools.count(1)
 
     def is_read_only(self, tool: str) -> bool | None:
         """What is known of a tool; None while an answer is awaited that may tell. Unknown means no."""
-        known = self._is_read_only.get(tool)
-        is_awaited = self._meta is not None and not self._is_complete
-        return known if known is not None or is_awaited else False
+        return self._is_read_only.get(tool, None if self._is_awaited else False)
 
     def give_up(self) -> None:
         """Waits no longer for what upstream has not said."""
-        self._is_complete = True
+        self._is_awaited = False
 
     def client_is_ready(self, meta: Mapping[str, Any]) -> None:
         """Asks upstream, once, as a client does that sends this `_meta`."""
         if self._meta is None:
             self._meta = {key: meta[key] for key in _PROTOCOL_META if key in meta}
-            self._ask(self._meta, None)
+            self._ask_again()
 
     def list_changed(self) -> None:
         """Forgets what was said and asks again."""
         self._is_read_only.clear()
         if self._meta is not None:
-            self._is_complete = False
-            self._ask(self._meta, None)
+            self._ask_again()
 
     def learn(self, members: Mapping[str, Any]) -> None:
         """Takes the tools of one `tools/list` result."""
@@ -63,27 +61,32 @@ class Hints:
                 hints = tool.get("annotations")
                 self._is_read_only[tool["name"]] = isinstance(hints, dict) and hints.get("readOnlyHint") is True
 
-    def take_own(self, answers: Iterable[wire.Answer]) -> bool:
-        """Takes the answers to our own requests; whether there was one, which then must not go downstream."""
-        is_ours = False
-        for answer in answers:
-            meta = self._asked.pop(answer.id, None)
-            if meta is None:
-                continue
-            is_ours = True
-            cursor = None if answer.is_error else answer.members.get("nextCursor")
-            if not answer.is_error:
-                self.learn(answer.members)
-            if isinstance(cursor, str) and next(self._pages) < _MAX_PAGES:
-                self._ask(meta, cursor)
-            else:
-                self._is_complete = True
-        return is_ours
+    def take_own(self, answer: wire.Answer) -> bool:
+        """Takes an answer if it is one to a request of ours, which then must not go downstream; whether it is."""
+        if answer.id not in self._asked:
+            return False
+        self._asked.remove(answer.id)
+        if answer.id == self._newest:
+            self._read_page({} if answer.is_error else answer.members)
+        return True
 
-    def _ask(self, meta: Mapping[str, Any], cursor: str | None) -> None:
+    def _read_page(self, members: Mapping[str, Any]) -> None:
+        self.learn(members)
+        cursor = members.get("nextCursor")
+        if isinstance(cursor, str) and self._page < _MAX_PAGES:  # an empty one is a cursor too
+            self._ask({"cursor": cursor})
+        else:
+            self._is_awaited = False
+
+    def _ask_again(self) -> None:
+        self._is_awaited = True
+        self._page = 0
+        self._ask({})
+
+    def _ask(self, params: Mapping[str, Any]) -> None:
         own_id = f"{self._prefix}{next(self._numbers)}"
-        self._asked[wire.Id("string", own_id)] = meta
-        params: dict[str, Any] = {"_meta": meta} if meta else {}
-        if cursor is not None:
-            params["cursor"] = cursor
-        self._send(wire.request_line(own_id, TOOLS_LIST, params))
+        self._newest = wire.Id("string", own_id)
+        self._asked.add(self._newest)
+        self._page += 1
+        meta = {"_meta": self._meta} if self._meta else {}
+        self._send(wire.request_line(own_id, TOOLS_LIST, {**meta, **params}))

@@ -8,9 +8,9 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from journal import Answered, Dispatched, Entry, Fact, Journal, JournalBusy, JournalFailed
 from storage import JournalError
@@ -31,16 +31,23 @@ class Sink(Protocol):
         """Writes lines in order, without waiting."""
 
 
+class Handle(Protocol):
+    """A callback that is due."""
+
+    def cancel(self) -> None:
+        """Lets it be."""
+
+
 class Scheduler(Protocol):
     """What the relay needs of an event loop."""
 
     def time(self) -> float:
         """Seconds on a clock that never goes back."""
 
-    def call_soon(self, callback: Callable[[], None], /) -> Any:
+    def call_soon(self, callback: Callable[[], None], /) -> Handle:
         """Runs `callback` in the next turn."""
 
-    def call_later(self, delay: float, callback: Callable[[], None], /) -> Any:
+    def call_later(self, delay: float, callback: Callable[[], None], /) -> Handle:
         """Runs `callback` in `delay` seconds."""
 
 
@@ -70,12 +77,27 @@ class CrashDrill:
 class Slot:
     """A place in a direction's order for lines that are not known yet."""
 
-    __slots__ = ("is_open", "lines", "position")
+    __slots__ = ("_lane", "is_open", "lines", "position")
 
-    def __init__(self) -> None:
+    def __init__(self, lane: "Lane") -> None:
+        self._lane = lane
         self.is_open = True
         self.lines: list[bytes] = []
         self.position: int | None = None  # of its first byte in the stream, once it is on its way
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether a line is on its way."""
+        return bool(self.lines) or self.position is not None
+
+    def fill(self, line: bytes) -> None:
+        """Puts a line in this place, behind those that are in it; once the place is given up, at the end."""
+        if self.is_open:
+            self.lines.append(line)
+            return
+        if self.position is None:
+            self.position = self._lane.position
+        self._lane.send_late(line)
 
 
 class Lane:
@@ -88,6 +110,11 @@ class Lane:
         self._sink = sink
         self._waiting: list[bytes | Slot] = []
 
+    @property
+    def position(self) -> int:
+        """How many bytes went this way, those included that the sink still holds."""
+        return self._sink.taken_bytes + self._sink.queued_bytes
+
     def send(self, line: bytes) -> None:
         """Writes a line behind all that was sent or held before it."""
         if self._waiting:
@@ -95,54 +122,60 @@ class Lane:
         else:
             self._sink.writelines((line,))
 
+    def send_late(self, line: bytes) -> None:
+        """Writes a line that is older than all that waits."""
+        self._sink.writelines((line,))
+
     def hold(self) -> Slot:
         """Keeps a place for lines to come."""
-        slot = Slot()
+        slot = Slot(self)
         self._waiting.append(slot)
         return slot
 
-    def fill(self, slot: Slot, line: bytes) -> None:
-        """Puts a line in a place that was kept."""
-        if slot.is_open:
-            slot.lines.append(line)
-        else:
-            slot.position = self._sink.taken_bytes + self._sink.queued_bytes
-            self._sink.writelines((line,))
-
     def flush(self) -> None:
         """Writes all that waits; places that are still empty are given up."""
-        position = self._sink.taken_bytes + self._sink.queued_bytes
+        position = self.position
         lines: list[bytes] = []
         for item in self._waiting:
             if isinstance(item, bytes):
-                lines.append(item)
-                position += len(item)
-                continue
-            item.is_open = False
-            if item.lines:
-                item.position = position
-                lines += item.lines
-                position += sum(map(len, item.lines))
+                added = [item]
+            else:
+                item.is_open = False
+                added = item.lines
+                if added:
+                    item.position = position
+            lines += added
+            position += sum(map(len, added))
         self._waiting.clear()
         if lines:
             self._sink.writelines(lines)
 
 
-@dataclass(slots=True, eq=False)
-class _Held:
-    """Facts that must be on disk before their lines go out."""
+WhenOnDisk = Callable[[Slot], None]
+WhenRefused = Callable[[Slot, JournalError], None]
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Held:
+    """Facts that must be on disk before the lines of a slot go out."""
+
+    slot: Slot
     facts: Sequence[Fact]
-    when_on_disk: Callable[[], None]
-    when_refused: Callable[[JournalError], None]
+    when_on_disk: WhenOnDisk
+    when_refused: WhenRefused
     deadline: float
+    lane: Lane
     size: int  # bytes of the line that waits
+
+    def speaks_of(self, dispatches: Collection[int]) -> bool:
+        """Whether it holds a fact about one of these attempts."""
+        return any(fact.entry.id in dispatches for fact in self.facts)
 
 
 class Turn:
     """Both directions of a relay, and the commit between them.
 
-    `on_change` is called when more may be read, or when nothing waits any more.
+    `on_change` is called at the end of each turn: more may be read then, and maybe nothing waits any more.
     """
 
     def __init__(
@@ -156,44 +189,61 @@ class Turn:
     ) -> None:
         self._journal = journal
         self._to_upstream = to_upstream
+        self._to_downstream = to_downstream
         self.up = Lane(to_upstream)
         self.down = Lane(to_downstream)
         self._loop = loop
         self._crash_drill = crash_drill
         self._on_change = on_change
         self._held: list[_Held] = []
-        self._is_due = False
+        self._due: Handle | None = None
+        self.owes_replies = False  # lines of our own making may be stuck on their way down
         self.is_crashing = False  # at mid_upstream: what upstream says now must not be read
 
-    @property
-    def waiting_bytes(self) -> int:
-        """The size of the lines that wait for the disk."""
-        return sum(held.size for held in self._held)
-
     def __bool__(self) -> bool:
-        """Whether anything waits for the disk."""
-        return bool(self._held)
+        """Whether anything waits for the disk or for the end of the turn."""
+        return self._due is not None
+
+    def waiting_bytes(self, lane: Lane) -> int:
+        """The size of the lines for one direction that wait for the disk."""
+        return sum(held.size for held in self._held if held.lane is lane)
 
     def hold(
-        self,
-        facts: Sequence[Fact],
-        when_on_disk: Callable[[], None],
-        when_refused: Callable[[JournalError], None],
-        size: int,
-    ) -> None:
-        """Leaves facts for the commit at the end of this turn; exactly one of the two is called then, or later."""
-        self._held.append(_Held(facts, when_on_disk, when_refused, self._loop.time() + WAIT_S, size))
-        if not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self.end)
+        self, lane: Lane, facts: Sequence[Fact], size: int, when_on_disk: WhenOnDisk, when_refused: WhenRefused
+    ) -> Slot:
+        """Keeps a place for lines, and leaves what must be on disk before them for the commit at the end of this turn.
+
+        One of the two is called then, or later, to fill the place.
+        """
+        held = _Held(lane.hold(), facts, when_on_disk, when_refused, self._loop.time() + WAIT_S, lane, size)
+        self._held.append(held)
+        if self._due is None:
+            self._due = self._loop.call_soon(self.end)
+        return held.slot
+
+    def reply(self, line: bytes) -> None:
+        """Sends a line of our own making downstream."""
+        self.owes_replies = True
+        self.down.send(line)
+        self.when_written()
 
     def withdraw(self, entry: Entry) -> None:
-        """Takes back the facts of a call that is not to be dispatched any more; neither callback is called."""
-        self._held = [held for held in self._held if not any(fact.entry is entry for fact in held.facts)]
+        """Takes back the facts about a call that is not to be dispatched any more; their places stay empty."""
+        self._held = [held for held in self._held if not held.speaks_of((entry.id,))]
 
     def end(self) -> None:
         """Commits what became ready, then lets out what waited for it."""
-        self._is_due = False
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
+        self._commit()
+        self.up.flush()
+        self.down.flush()
+        self.when_written()
+        self._tidy()
+        self._on_change()
+
+    def _commit(self) -> None:
         facts = [fact for held in self._held for fact in held.facts]
         dispatched = [fact.entry for fact in facts if isinstance(fact, Dispatched)]
         answered = [fact.entry for fact in facts if isinstance(fact, Answered)]
@@ -204,21 +254,17 @@ class Turn:
                 self._journal.append(facts)
         except JournalBusy as error:
             self._wait_for_database(error)
+            return
         except JournalFailed as error:
             _log.error("%s; calls are refused until the next start", error)
             for held in self._take_held():
-                held.when_refused(error)
-        else:
-            self._crash_drill.reach("after_reserve", dispatched)
-            self._crash_drill.reach("after_complete", answered)
-            for held in self._take_held():
-                held.when_on_disk()
-        self.up.flush()
-        self.down.flush()
+                held.when_refused(held.slot, error)
+            return
+        self._crash_drill.reach("after_reserve", dispatched)
+        self._crash_drill.reach("after_complete", answered)
         self.is_crashing |= self._crash_drill.is_at("mid_upstream", dispatched)
-        self.crash_if_written()
-        self._tidy()
-        self._on_change()
+        for held in self._take_held():
+            held.when_on_disk(held.slot)
 
     def _take_held(self) -> list[_Held]:
         held, self._held = self._held, []
@@ -227,17 +273,16 @@ class Turn:
     def _wait_for_database(self, error: JournalBusy) -> None:
         """Another program holds the database: what has waited too long is refused, the rest is tried again."""
         now = self._loop.time()
-        for held in self._take_held():
-            if now < held.deadline:
-                self._held.append(held)
-                continue
-            held.when_refused(error)
-            kept = [fact for fact in held.facts if not isinstance(fact, Dispatched)]
-            if kept:  # what upstream said stays true after its client was told otherwise, so it is still recorded
-                self._held.append(_Held(kept, lambda: None, lambda error: None, math.inf, 0))
-        if self._held and not self._is_due:
-            self._is_due = True
-            self._loop.call_later(RETRY_S, self.end)
+        late = [held for held in self._held if held.deadline <= now]
+        kept = [held for held in self._held if held.deadline > now]
+        for held in late:
+            held.when_refused(held.slot, error)
+            if held.facts:  # what upstream said stays true after its client was told otherwise: it is still recorded
+                kept.append(replace(held, when_on_disk=_let_be, when_refused=_let_be, deadline=math.inf, size=0))
+        refused = {fact.entry.id for held in late for fact in held.facts if isinstance(fact, Dispatched)}
+        self._held = [held for held in kept if not held.speaks_of(refused)]  # never dispatched, so without any facts
+        if self._held:
+            self._due = self._loop.call_later(RETRY_S, self.end)
 
     def _tidy(self) -> None:
         """The journal's housekeeping, once what waited for the commit is on its way."""
@@ -250,7 +295,13 @@ class Turn:
         except JournalFailed as error:
             _log.error("%s; calls are refused until the next start", error)
 
-    def crash_if_written(self) -> None:
-        """The drill at mid_upstream: the call has left us whole."""
+    def when_written(self) -> None:
+        """To be called when a sink may have taken all that was queued."""
+        if not self._to_downstream.queued_bytes and self._due is None:
+            self.owes_replies = False
         if self.is_crashing and not self._to_upstream.queued_bytes:
-            self._crash_drill.kill()
+            self._crash_drill.kill()  # at mid_upstream: the call has left us whole
+
+
+def _let_be(*_: object) -> None:
+    """For facts whose line went out otherwise."""
