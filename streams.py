@@ -12,6 +12,7 @@ import os
 import socket
 import stat
 import struct
+import sys
 import termios
 import threading
 from collections import deque
@@ -41,28 +42,31 @@ def nonblocking(fd: int) -> tuple[int, Send]:
     it on `fd` itself would make their writes fail. So a pipe or terminal is opened again, a socket is asked per send.
     """
     mode = os.fstat(fd).st_mode
-    if stat.S_ISSOCK(mode):
-        peer = socket.socket(fileno=os.dup(fd))
-        return peer.fileno(), lambda piece: peer.send(piece, socket.MSG_DONTWAIT)
     own = os.dup(fd)
-    if not stat.S_ISREG(mode):  # a file never makes a write wait, and opened again it would start at its beginning
-        try:
-            again = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:  # no /proc (macOS), or one that may not be opened: then the description stays shared
-            os.set_blocking(own, False)
-        else:
-            os.close(own)
-            own = again
-    return own, lambda piece: os.write(own, piece)
-
-
-def unread_bytes(fd: int) -> int | None:
-    """How much of what was written to a pipe its reader has not read; None where the system does not tell."""
+    if stat.S_ISSOCK(mode):
+        peer = socket.socket(fileno=own)
+        return own, lambda piece: peer.send(piece, socket.MSG_DONTWAIT)
+    if stat.S_ISREG(mode):  # a file never makes a write wait, and opened again it would start at its beginning
+        return own, lambda piece: _write_whole(own, piece)
     try:
-        answer = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
-    except OSError:
-        return None
-    return int(struct.unpack("i", answer)[0])
+        again = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    except OSError:  # no /proc (macOS), or one that may not be opened: then the description stays shared
+        os.set_blocking(own, False)
+        return own, lambda piece: os.write(own, piece)
+    os.close(own)
+    return again, lambda piece: os.write(again, piece)
+
+
+def _write_whole(fd: int, piece: bytes | memoryview) -> int:
+    """A file takes part of a piece only where its disk or limit ends; the next write then says so."""
+    taken = 0
+    while taken < len(piece):
+        taken += os.write(fd, memoryview(piece)[taken:])
+    return taken
+
+
+def _readable_bytes(fd: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
 
 class Reader:
@@ -83,6 +87,7 @@ class Reader:
         self._may_read = threading.Event()  # only for the thread of a descriptor that cannot be polled
         self._is_polled = True
         self._is_paused = True
+        self._is_enlarged = False
         self.is_ended = False
 
     def start(self) -> None:
@@ -109,28 +114,33 @@ class Reader:
                 self._may_read.set()
 
     def read_rest(self) -> None:
-        """Reads what is there without waiting for more: the writer is gone, but others may hold its pipe open."""
+        """Reads what is there now, without waiting, and counts that as the end.
+
+        For a writer that is gone: others may hold its pipe open, and write to it for ever.
+        """
         self.pause()
-        while not self.is_ended:
-            before = len(self._buffer)
-            if not self._read() and len(self._buffer) == before:
-                break
+        with contextlib.suppress(OSError):
+            left = 0 if self.is_ended or not self._is_polled else _readable_bytes(self._fd)
+            while left > 0 and (count := self._read()):
+                left -= count
+        if not self.is_ended:
+            self._received(0)
 
     def close(self) -> None:
         self.pause()
         self.is_ended = True
 
-    def _read(self) -> bool:
-        """One read; whether it gave anything."""
+    def _read(self) -> int:
+        """One read; how many bytes it gave."""
         try:
             with self._buffer.space() as space:
                 count = os.readv(self._fd, [space])
-        except (BlockingIOError, InterruptedError):
-            return False
+        except BlockingIOError:
+            return 0
         except OSError:  # a terminal that hung up, a socket that was reset: nothing more will come
             count = 0
         self._received(count)
-        return count > 0
+        return count
 
     def _received(self, count: int) -> None:
         if count == 0:
@@ -139,7 +149,8 @@ class Reader:
             self._on_end(self._buffer.rest())
             return
         lines = self._buffer.take(count)
-        if len(self._buffer) >= _USUAL_PIPE_BYTES:
+        if len(self._buffer) >= _USUAL_PIPE_BYTES and not self._is_enlarged:
+            self._is_enlarged = True
             _enlarge(self._fd)
         if lines:
             self._on_lines(lines)
@@ -191,6 +202,8 @@ class Writer:
         self._queue: deque[memoryview] = deque()
         self._on_drained = on_drained
         self._on_broken = on_broken
+        self._is_enlarged = False
+        self._is_closed = False
         self.queued_bytes = 0
         self.taken_bytes = 0
         self.is_broken = False
@@ -205,7 +218,8 @@ class Writer:
     def write(self, line: bytes) -> None:
         if self.is_broken:
             return
-        if len(line) > _USUAL_PIPE_BYTES:
+        if len(line) > _USUAL_PIPE_BYTES and not self._is_enlarged:
+            self._is_enlarged = True
             _enlarge(self._fd)
         taken = 0 if self._queue else self._try(line)
         if taken < len(line) and not self.is_broken:
@@ -215,18 +229,25 @@ class Writer:
             self.queued_bytes += len(line) - taken
 
     def unread_bytes(self) -> int | None:
-        """How much of `taken_bytes` the reader has not read; None where the system does not tell."""
-        return unread_bytes(self._fd)
+        """How much of `taken_bytes` the reader has not read; None where the system does not tell.
+
+        Linux tells it of pipes; asked the same, other descriptors and systems tell what there is for *us* to read.
+        """
+        if self._is_closed or not sys.platform.startswith("linux") or not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
+            return None
+        return _readable_bytes(self._fd)
 
     def close(self) -> None:
         """Closes the descriptor; what is queued is dropped."""
-        self._drop()
-        os.close(self._fd)
+        if not self._is_closed:
+            self._is_closed = True
+            self._drop()
+            os.close(self._fd)
 
     def _try(self, piece: bytes | memoryview) -> int:
         try:
             taken = self._send(piece)
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             return 0
         except OSError:
             self._drop()

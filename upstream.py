@@ -8,27 +8,50 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 _POLL_S: Final = 0.01  # nothing tells when the last process of a group is gone, so it is looked at
+_KILLED_S: Final = 1.0  # SIGKILL is certain but not instant, and a process in the hands of a dead disk outlives even it
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class UpstreamError(Exception):
     """The upstream command could not be started."""
 
 
+class Signals:
+    """The signals that ask us to end; heard from before upstream starts, since dying of one would leave it behind."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.count = 0
+        self.on_signal: Callable[[], None] = lambda: None
+        for number in _SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup and shells that background us mean it
+                loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        self.count += 1
+        self.on_signal()
+
+
 class Upstream:
     """A running upstream; `stdin` and `stdout` are our ends of its pipes."""
 
-    def __init__(self, process: asyncio.subprocess.Process, stdin: int, stdout: int) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, name: str, stdin: int, stdout: int, signals: Signals
+    ) -> None:
         self._process = process
+        self._is_gone = False
+        self.name = name  # of its command; the arguments may hold secrets
         self.stdin = stdin
         self.stdout = stdout
+        self.signals = signals
 
     @classmethod
     async def start(cls, words: Sequence[str]) -> "Upstream":
         """Starts `words` with our stderr, environment and working directory. Raises UpstreamError."""
+        signals = Signals(asyncio.get_running_loop())
         # Pipes of our own, not asyncio's: their ends are driven by the loop's bare readers and writers (streams.py).
         their_stdin, stdin = os.pipe()
         stdout, their_stdout = os.pipe()
@@ -45,7 +68,7 @@ class Upstream:
         finally:
             os.close(their_stdin)
             os.close(their_stdout)
-        return cls(process, stdin, stdout)
+        return cls(process, words[0], stdin, stdout, signals)
 
     @property
     def pid(self) -> int:
@@ -65,6 +88,7 @@ class Upstream:
             if asyncio.get_running_loop().time() >= deadline:
                 return False
             await asyncio.sleep(_POLL_S)
+        self._is_gone = True
         return True
 
     async def end(self, grace_s: float) -> None:
@@ -72,15 +96,16 @@ class Upstream:
         self._signal(signal.SIGTERM)
         if not await self.exits_within(grace_s):
             self.kill()
-            await self._process.wait()
+            await self.exits_within(_KILLED_S)
 
     def kill(self) -> None:
         """SIGKILL to its whole process group."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+        if not self._is_gone:  # its number may be another group's by now
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
 
     def _has_group(self) -> bool:
         try:
@@ -89,4 +114,16 @@ class Upstream:
             return False
         except PermissionError:  # macOS says so of zombies, Linux of another user's processes
             return False
-        return True
+        # In many containers process 1 reaps nobody, and an orphan that has ended stays in its group for ever.
+        states = list(_states_of_group(self.pid))
+        return not states or any(state not in "ZX" for state in states)
+
+
+def _states_of_group(group: int) -> Iterator[str]:
+    """The state letters of a group's processes; none where there is no /proc."""
+    with contextlib.suppress(FileNotFoundError):
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
+                state, _, its_group = file.read().rpartition(")")[2].split()[:3]
+                if int(its_group) == group:
+                    yield state
