@@ -11,9 +11,17 @@ import sys
 
 def main() -> int:
     """Runs the command line of checkpoint.py and gives its exit code."""
+    if sys.version_info < (3, 11):  # noqa: UP036  # nothing but us keeps an old Python from a copy of the sources
+        raise SystemExit("checkpoint: needs Python 3.11 or newer, and this is " + sys.version.split()[0])
     here = os.path.dirname(os.path.abspath(__file__))
-    strangers = {"", ".", os.getcwd(), here}
-    sys.path[:] = [here, *(entry for entry in sys.path if entry not in strangers)]
+    strangers = {os.path.realpath(here)}
+    try:
+        strangers.add(os.getcwd())
+    except FileNotFoundError:  # it was removed, and nothing can be imported from it
+        pass
+    # A relative entry means the working directory, or something below it.
+    others = [path for path in sys.path if os.path.isabs(path) and os.path.realpath(path) not in strangers]
+    sys.path[:] = [here, *others]
     # Installed, "checkpoint" already names the folder we were found in; from here on it names checkpoint.py.
     sys.modules.pop("checkpoint", None)
     from checkpoint import main as run

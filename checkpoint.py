@@ -1,18 +1,21 @@
 """The command line: arguments, logging, wiring, exit codes.
 
-Imports everything and is imported by nothing. What is not needed before upstream is started is imported after that, so
-that our start hides behind upstream's.
+Imports everything and is imported by nothing. Upstream is started as soon as the command line is understood; what that
+does not need is imported afterwards, so that our start hides behind upstream's.
 """
 
 import argparse
-import asyncio
-import contextlib
-import itertools
-import logging
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+if TYPE_CHECKING:
+    from journal import Journal
+    from supervisor import Supervisor
+    from turn import CrashDrill
+    from upstream import Upstream
 
 VERSION: Final = "0.1.0"
 
@@ -26,26 +29,42 @@ EXIT_CODES: Final = {
     6: "calls were left in doubt when the time to wait for answers was over",
     130: "a second signal cut the wait for answers short",
 }
+_DONE: Final = 0
+_FAILED: Final = 1
 _USAGE: Final = 2
 _UNEXPECTED: Final = 3
 _JOURNAL: Final = 4
 _UPSTREAM: Final = 5
+_INTERRUPTED: Final = 130
+
+_SYNOPSIS: Final = """\
+checkpoint --upstream-cmd CMD [--journal PATH] [flags]
+       checkpoint [--journal PATH] [flags] -- CMD [ARG ...]
+       checkpoint COMMAND"""
 
 _DESCRIPTION: Final = """\
-Relays MCP over stdio between an agent and one server, and journals every tools/call: on disk before the server sees
-it, its outcome on disk before the agent sees it. After a crash, finished calls are answered from the journal, calls
-that differ are refused, and calls that nobody can know about are refused as in doubt.
-"""
+Relays MCP over stdio between an agent and one server, and journals every
+tools/call: on disk before the server sees it, its outcome on disk before the
+agent sees it. After a crash, finished calls are answered from the journal,
+calls that differ are refused, and calls that nobody can know about are refused
+as in doubt."""
 
 _EPILOG: Final = """\
 examples:
   checkpoint --upstream-cmd "mcp-server-git --repository ." --journal git.db
   checkpoint --journal 'state/{workflow}.db' --workflow-id env:RUN_ID -- npx -y @acme/server --flag
-  checkpoint --upstream-cmd ./server --journal j.db --crash-at after_complete@3
+  checkpoint --upstream-cmd ./server --journal ci.db --crash-at after_complete@3
   checkpoint demo
 
 exit codes:
 """ + "".join(f"  {code:<4} {meaning}\n" for code, meaning in EXIT_CODES.items())
+
+# Known, so that nobody takes them for misspelt; refused, since without them it would not be what was asked for.
+_LATER: Final = frozenset(
+    {"--call-id-key", "--call-timeout", "--restart-upstream", "--annotate-results", "journal", "session", "report"}
+)
+_LATER_PREFIX: Final = "--report-"
+_LATER_MODES: Final = frozenset({"fork", "ordered", "matched", "undelivered"})
 
 
 class UsageError(Exception):
@@ -56,85 +75,56 @@ class UsageError(Exception):
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with one-line errors."""
+    """argparse that neither guesses nor prints, and that never asks how wide the terminal is, which costs 4 ms."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28, width=80),
+            **settings,
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(message)
 
+    def print_help(self, file: object = None) -> None:
+        _show(self.format_help().rstrip())
 
-def build_parser() -> argparse.ArgumentParser:
-    """The argparse tree of the whole program."""
-    parser = _Parser(
-        prog="checkpoint",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-        usage="checkpoint --upstream-cmd CMD [--journal PATH] [flags]\n"
-        "       checkpoint [--journal PATH] [flags] -- CMD [ARG ...]\n"
-        "       checkpoint demo",
-    )
+
+def build_parser(*, has_commands: bool = True) -> argparse.ArgumentParser:
+    """The argparse tree of the whole program; without commands, of the relay alone.
+
+    A relay's command line is read without them: a misspelt flag's value would be taken for a command.
+    """
+    parser = _Parser(prog="checkpoint", usage=_SYNOPSIS, description=_DESCRIPTION, epilog=_EPILOG)
     parser.set_defaults(run=_cmd_relay)
+    if has_commands:
+        commands = parser.add_subparsers(title="commands", metavar="COMMAND", prog="checkpoint")
+        demo = commands.add_parser(
+            "demo",
+            help="watch a crash and a resumption, with nothing but this program",
+            description="Calls tools through the relay, kills it in the middle of a call, starts it\nagain, and "
+            "compares what the journal says with what the server really did.\nWrites to a temporary folder only.",
+        )
+        demo.set_defaults(run=_cmd_demo)
     _add_relay_options(parser)
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    demo = commands.add_parser(
-        "demo",
-        help="watch a crash and a resumption, with nothing but this program",
-        description="Calls tools through the relay, kills it in the middle of a call, starts it again, and compares "
-        "what the journal says with what the server really did. Writes to a temporary folder only.",
-        allow_abbrev=False,
-    )
-    demo.set_defaults(run=_cmd_demo)
+    _add_journal_options(parser)
     return parser
 
 
 def _add_relay_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("relay flags").add_argument
+    add = parser.add_argument_group("relay").add_argument
     add(
         "--upstream-cmd",
         metavar="CMD",
-        help="the server to start, split into words like a shell does but run without one; or give it after --",
+        help="the server, split into words as a shell does it, but run without one; or give it after --",
     )
-    add(
-        "--journal",
-        metavar="PATH",
-        help="the journal file, made at the first call; without it the relay only relays. {workflow} in PATH is "
-        "replaced by the workflow id",
-    )
-    add(
-        "--workflow-id",
-        metavar="ID",
-        help="what the calls belong to; env:NAME takes it from the environment (default: the id that the journal was "
-        "created with, which is the path as it was typed then)",
-    )
-    add(
-        "--on-divergence",
-        metavar="MODE",
-        default="strict",
-        help="strict: refuse a call that differs from the one on record at its place (default)",
-    )
-    add(
-        "--unpinned",
-        metavar="MODE",
-        default="new",
-        help="new: a call without _meta.checkpoint_seq is a new call (default)",
-    )
-    add(
-        "--trust-annotations",
-        action="store_true",
-        help="believe the server's hints: tools with readOnlyHint skip the journal",
-    )
-    add(
-        "--redact-args-in-journal",
-        action="store_true",
-        help="store a stub instead of arguments; calls are still compared by signature",
-    )
-    add("--name", default="checkpoint", help="server name shown downstream; empty keeps the server's own (%(default)s)")
+    add("--name", default="checkpoint", help="server name shown to the agent (%(default)s); '' keeps the server's own")
     add(
         "--version",
         default="0.0.0",
-        help="server version shown downstream; empty keeps the server's own (%(default)s). As the only argument: print "
-        "this program's version",
+        help="server version shown to the agent (%(default)s); '' keeps the server's own. As the only argument: print "
+        "the version of this program",
     )
     add(
         "--drain-timeout",
@@ -144,17 +134,66 @@ def _add_relay_options(parser: argparse.ArgumentParser) -> None:
         help="how many seconds to wait for answers once the agent is gone (30)",
     )
     add(
+        "--log-level",
+        metavar="LEVEL",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="what goes to stderr: debug, info, warning or error (%(default)s)",
+    )
+
+
+def _add_journal_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("journal", "Without --journal lines are only relayed; the others here need it.")
+    add = group.add_argument
+    add("--journal", metavar="PATH", help="the journal, made at the first call; {workflow} becomes the workflow id")
+    add(
+        "--workflow-id",
+        metavar="ID",
+        help="which run the calls belong to; env:NAME takes it from the environment (default: the id that the journal "
+        "was made with, which is its path as it was typed then)",
+    )
+    add(
+        "--on-divergence",
+        metavar="MODE",
+        type=_mode,
+        choices=("strict",),
+        help="what becomes of a call that differs from the one on record at its place; strict: refused (default)",
+    )
+    add(
+        "--unpinned",
+        metavar="MODE",
+        type=_mode,
+        choices=("new",),
+        help="what a call without _meta.checkpoint_seq is; new: a new call (default)",
+    )
+    add(
+        "--trust-annotations",
+        action="store_true",
+        default=None,
+        help="believe the server: tools with readOnlyHint skip the journal",
+    )
+    add(
+        "--redact-args-in-journal",
+        action="store_true",
+        default=None,
+        help="store a stub in place of arguments; calls are still compared",
+    )
+    add(
         "--crash-at",
         metavar="POINT[@SEQ]",
         help="SIGKILL this process at a point of a call's life, to test how your agent resumes: before_reserve, "
-        "after_reserve, mid_upstream, before_complete, after_complete; of the call at SEQ, else of the first",
+        "after_reserve, mid_upstream, before_complete or after_complete; of the call at SEQ, else of the first",
     )
-    add(
-        "--log-level",
-        choices=("debug", "info", "warning", "error"),
-        default="info",
-        help="what goes to stderr (%(default)s)",
-    )
+
+
+_NEED_JOURNAL: Final = (
+    "--workflow-id",
+    "--on-divergence",
+    "--unpinned",
+    "--trust-annotations",
+    "--redact-args-in-journal",
+    "--crash-at",
+)
 
 
 def _seconds(text: str) -> float:
@@ -167,120 +206,116 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # argparse puts it into its message
 
 
-_NOT_YET: Final = {
-    "--on-divergence": {"fork"},
-    "--unpinned": {"ordered", "matched", "undelivered"},
-    "--call-id-key": None,
-    "--call-timeout": None,
-    "--restart-upstream": None,
-    "--annotate-results": None,
-    "journal": None,
-    "session": None,
-    "report": None,
-}
+def _mode(text: str) -> str:
+    if text in _LATER_MODES:
+        raise argparse.ArgumentTypeError(f"{text}: not in this version")
+    return text
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Our own words and, behind the first `--`, the upstream's."""
-    words = list(argv)
-    if "--" not in words:
-        return words, None
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
-def _refuse_what_is_not_here(words: Sequence[str]) -> None:
-    for word in words:
-        name, _, value = word.partition("=")
-        if name.startswith("--report-") or (name in _NOT_YET and _NOT_YET[name] is None):
-            raise UsageError(f"{name}: not in this version")
-        if value in (_NOT_YET.get(name) or ()):
-            raise UsageError(f"{name} {value}: not in this version")
-    for name, value in itertools.pairwise(words):
-        if value in (_NOT_YET.get(name) or ()):
-            raise UsageError(f"{name} {value}: not in this version")
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Our own words, and behind the first `--` upstream's, which no parser of ours may touch."""
+    words, upstream = list(argv), None
+    if "--" in words:
+        at = words.index("--")
+        words, upstream = words[:at], words[at + 1 :]
+    for word in (*words[:1], *(word.partition("=")[0] for word in words if word.startswith("--"))):
+        if word in _LATER or word.startswith(_LATER_PREFIX):
+            raise UsageError(f"{word}: not in this version")
+    names_command = bool(words) and not words[0].startswith("-")
+    wants_help = not {"-h", "--help"}.isdisjoint(words)
+    args = build_parser(has_commands=names_command or wants_help).parse_args(words)
+    args.upstream = upstream
+    return args
 
 
 # -------------------------------------------------------------------------------------------------------------- relay
 
 
 def _cmd_relay(args: argparse.Namespace) -> int:
-    from storage import Files, JournalError
+    from storage import JournalError
 
     words = _upstream_words(args)
-    _check_modes(args)
-    workflow_id = _workflow_id(args)
-    crash = _crash_point(args.crash_at)
-    files, exists = None, False
-    if args.journal is not None:
-        try:
-            files = Files(_journal_path(args.journal, workflow_id))
-            exists = files.exists()
-        except JournalError as error:
-            return _fail(_JOURNAL, error)
-    code, journal_failed = asyncio.run(_relay(args, words, files, exists, workflow_id, crash))
-    if journal_failed:
-        # A clean exit would close the database: SQLite would write its log back to a disk that has just failed, and
-        # delete the log if that disk says yes. What is on disk now is what the next start should find.
-        os._exit(code)
-    return code
+    _check_needs(args)
+    crash_drill = _crash_drill(args.crash_at)
+    try:
+        open_journal = _find_journal(args)
+    except JournalError as error:
+        return _fail(_JOURNAL, error)
+    gc.disable()  # what a start makes stays, so looking for garbage is a tenth of it in vain
+    _import_asyncio()
+    import asyncio
+
+    return asyncio.run(_relay(args, words, open_journal, crash_drill))
+
+
+def _import_asyncio() -> None:
+    """Imports asyncio without ssl, a seventh of our start: nobody here speaks TLS through it."""
+    if "ssl" not in sys.modules:
+        sys.modules["ssl"] = None  # type: ignore[assignment]  # the documented way to make an import fail
+        import asyncio  # noqa: F401  # for its effect
+
+        del sys.modules["ssl"]
 
 
 async def _relay(
     args: argparse.Namespace,
     words: Sequence[str],
-    files: Any,
-    exists: bool,
-    workflow_id: str | None,
-    crash: tuple[str | None, int | None],
-) -> tuple[int, bool]:
-    """Relays; gives the exit code and whether the journal failed on the way."""
+    open_journal: "Callable[[int], Journal] | None",
+    crash_drill: "CrashDrill | None",
+) -> int:
+    from storage import JournalError
     from upstream import Upstream, UpstreamError
 
     try:
         upstream = await Upstream.start(words)
     except UpstreamError as error:
-        return _fail(_UPSTREAM, error), False
-    # From here on upstream is starting too: what we import now costs nobody time.
-    import time
+        return _fail(_UPSTREAM, error)
+    try:
+        # From here on upstream is starting too: what is imported now costs nobody time.
+        journal = open_journal(upstream.pid) if open_journal else None
+        supervisor = _supervisor(args, upstream, journal, crash_drill)
+        gc.freeze()
+        gc.enable()
+        code = await supervisor.run()
+        if journal is not None and journal.failure is not None:
+            # A clean exit would close the database: SQLite would write its log back to a disk that has just failed, and
+            # delete the log if that disk says yes. What is on disk now is what the next start should find.
+            os._exit(code)
+        return code
+    except JournalError as error:
+        return _fail(_JOURNAL, error)
+    finally:
+        upstream.kill()
+        await upstream.wait()
 
-    from journal import Journal
+
+def _supervisor(
+    args: argparse.Namespace, upstream: "Upstream", journal: "Journal | None", crash_drill: "CrashDrill | None"
+) -> "Supervisor":
     from refusals import Refusals
     from relay import Settings
-    from storage import JournalError
     from supervisor import Supervisor
     from turn import CrashDrill
 
     _set_up_logging(args.log_level)
-    journal = None
-    if files is not None:
-        journal = Journal(files, exists=exists, workflow_id=workflow_id, now_ms=lambda: time.time_ns() // 1_000_000)
-        journal.upstream_pid = upstream.pid
-        try:
-            journal.probe()
-        except JournalError as error:
-            upstream.kill()
-            await upstream.wait()
-            return _fail(_JOURNAL, error), False
     settings = Settings(
         name=args.name,
         version=args.version,
-        trusts_annotations=args.trust_annotations,
-        redacts_arguments=args.redact_args_in_journal,
+        trusts_annotations=bool(args.trust_annotations),
+        redacts_arguments=bool(args.redact_args_in_journal),
     )
-    refusals = Refusals(files and files.path, _own_command(), hides_arguments=args.redact_args_in_journal)
-    supervisor = Supervisor(
+    return Supervisor(
         settings,
         upstream,
         journal,
-        refusals,
+        Refusals(
+            os.path.realpath(journal.path) if journal else None,
+            _own_command(),
+            hides_arguments=settings.redacts_arguments,
+        ),
         drain_timeout_s=args.drain_timeout,
-        crash_drill=CrashDrill(*crash),
+        crash_drill=crash_drill or CrashDrill(),
     )
-    code = await supervisor.run()
-    if code == _UPSTREAM:
-        _say(f"checkpoint: upstream is gone: {' '.join(words)}")
-    return code, journal is not None and journal.failure is not None
 
 
 def _upstream_words(args: argparse.Namespace) -> list[str]:
@@ -288,9 +323,8 @@ def _upstream_words(args: argparse.Namespace) -> list[str]:
 
     if (args.upstream_cmd is None) == (args.upstream is None):
         raise UsageError("name the server once: with --upstream-cmd CMD, or as -- CMD ARG... at the end")
-    if args.upstream is not None:
-        words = list(args.upstream)
-    else:
+    words: list[str] = args.upstream
+    if args.upstream is None:
         try:
             words = shlex.split(args.upstream_cmd)
         except ValueError as error:
@@ -300,77 +334,101 @@ def _upstream_words(args: argparse.Namespace) -> list[str]:
     return words
 
 
-def _check_modes(args: argparse.Namespace) -> None:
-    if args.on_divergence != "strict":
-        raise UsageError(f"--on-divergence: strict, not {args.on_divergence!r}")
-    if args.unpinned != "new":
-        raise UsageError(f"--unpinned: new, not {args.unpinned!r}")
+def _check_needs(args: argparse.Namespace) -> None:
+    for flag in _NEED_JOURNAL:
+        if args.journal is None and getattr(args, flag.strip("-").replace("-", "_")) is not None:
+            raise UsageError(f"{flag} needs --journal")
+
+
+def _crash_drill(text: str | None) -> "CrashDrill | None":
+    if text is None:
+        return None
+    from turn import CrashDrill
+
+    point, at, sequence = text.partition("@")
+    is_sequence = sequence.isascii() and sequence.isdigit() and len(sequence) <= 16 and int(sequence) > 0
+    if point not in CrashDrill.POINTS or bool(at) != is_sequence:
+        raise UsageError(f"--crash-at: POINT or POINT@SEQ, with POINT out of {', '.join(CrashDrill.POINTS)}: {text!r}")
+    return CrashDrill(point, int(sequence) if at else None)
+
+
+def _find_journal(args: argparse.Namespace) -> "Callable[[int], Journal] | None":
+    """Looks at the journal as far as that goes before SQLite is imported; gives what opens it, once upstream runs.
+
+    Raises JournalError for a journal that cannot be used; what is given does so too.
+    """
+    from storage import Files
+
     if args.journal is None:
-        needing = {
-            "--workflow-id": args.workflow_id is not None,
-            "--trust-annotations": args.trust_annotations,
-            "--redact-args-in-journal": args.redact_args_in_journal,
-            "--crash-at": args.crash_at is not None,
-        }
-        for flag, is_given in needing.items():
-            if is_given:
-                raise UsageError(f"{flag} needs --journal")
+        return None
+    workflow_id = _workflow_id(args.workflow_id)
+    files = Files(_journal_path(args.journal, workflow_id))
+    exists = files.exists()
+    if not exists and workflow_id is None:
+        _check_workflow_id(args.journal, "the journal's path; give --workflow-id too")
+
+    def open_journal(upstream_pid: int) -> "Journal":
+        import time
+
+        from journal import Journal
+
+        journal = Journal(files, exists=exists, workflow_id=workflow_id, now_ms=lambda: time.time_ns() // 1_000_000)
+        journal.upstream_pid = upstream_pid
+        journal.probe()
+        return journal
+
+    return open_journal
 
 
-def _workflow_id(args: argparse.Namespace) -> str | None:
-    from places import is_workflow_id
-
-    given = args.workflow_id
-    if given is not None and given.startswith("env:"):
+def _workflow_id(given: str | None) -> str | None:
+    if given is None:
+        return None
+    source = "--workflow-id"
+    if given.startswith("env:"):
         variable = given.removeprefix("env:")
+        source = f"--workflow-id: the environment variable {variable!r}"
         given = os.environ.get(variable, "")
         if not given:
-            raise UsageError(f"--workflow-id: the environment variable {variable} is unset or empty")
-    name = given if given is not None else args.journal
-    if name is not None and not is_workflow_id(name):
+            raise UsageError(f"{source} is unset or empty")
+    _check_workflow_id(given, source)
+    return given
+
+
+def _check_workflow_id(text: str, source: str) -> None:
+    from places import is_workflow_id
+
+    if not is_workflow_id(text):
         raise UsageError(
-            f"--workflow-id: {name[:80]!r} cannot name a workflow: 1 to 200 characters, no control characters, "
-            "no ~ and digits at the end"
+            f"{text[:80]!r} cannot name a workflow ({source}): 1 to 200 characters, no control characters, no ~ and "
+            "digits at the end"
         )
-    if given is None and args.journal is not None and "{workflow}" in args.journal:
-        raise UsageError("--journal: {workflow} needs --workflow-id")
-    return str(given) if given is not None else None
 
 
 def _journal_path(path: str, workflow_id: str | None) -> str:
+    if not path:
+        raise UsageError("--journal: the path is empty")
+    if "{workflow}" not in path:
+        return path
+    if workflow_id is None:
+        raise UsageError("--journal: {workflow} needs --workflow-id")
     from urllib.parse import quote
 
+    name = quote(workflow_id, safe="")
     # A dot needs no escape by the rules of percent-encoding, but a workflow named .. must stay in its folder.
-    return path.replace("{workflow}", quote(workflow_id or "", safe="").replace(".", "%2E"))
-
-
-def _crash_point(text: str | None) -> tuple[str | None, int | None]:
-    if text is None:
-        return None, None
-    point, at, sequence = text.partition("@")
-    points = ("before_reserve", "after_reserve", "mid_upstream", "before_complete", "after_complete")
-    if point not in points or (at and not (sequence.isascii() and sequence.isdigit())):
-        raise UsageError(f"--crash-at: POINT or POINT@SEQ with a POINT out of {', '.join(points)}, not {text!r}")
-    return point, int(sequence) if at else None
+    return path.replace("{workflow}", name if name.strip(".") else name.replace(".", "%2E"))
 
 
 def _own_command() -> list[str]:
     """The words that start this program the way this process was started, from any directory."""
-    if os.path.basename(sys.argv[0]) == "checkpoint" and os.access(sys.argv[0], os.X_OK):
-        return [os.path.abspath(sys.argv[0])]
+    script = os.path.abspath(sys.argv[0])
+    if os.path.basename(script) == "checkpoint" and os.path.isfile(script) and os.access(script, os.X_OK):
+        return [script]
     return [sys.executable, os.path.dirname(os.path.abspath(__file__))]
 
 
-# ------------------------------------------------------------------------------------------------------------ the rest
-
-
-def _cmd_demo(args: argparse.Namespace) -> int:
-    from demo import run
-
-    return run(_own_command(), print)
-
-
 def _set_up_logging(level: str) -> None:
+    import logging
+
     from streams import nonblocking
 
     _, send = nonblocking(2)
@@ -379,20 +437,46 @@ def _set_up_logging(level: str) -> None:
         """Writes to stderr without waiting: a full pipe loses lines, it must not stop the relay."""
 
         def emit(self, record: logging.LogRecord) -> None:
-            with contextlib.suppress(OSError):
+            try:
                 send((self.format(record) + "\n").encode("utf-8", "backslashreplace"))
+            except OSError:
+                pass
 
     handler = Handler()
     handler.setFormatter(logging.Formatter("checkpoint: %(levelname)s: %(message)s"))
     logger = logging.getLogger("checkpoint")
-    logger.addHandler(handler)
+    logger.handlers = [handler]
     logger.setLevel(level.upper())
     logger.propagate = False
 
 
-def _say(line: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(2, (line + "\n").encode("utf-8", "backslashreplace"))
+# ------------------------------------------------------------------------------------------------------------ the rest
+
+
+def _cmd_demo(args: argparse.Namespace) -> int:
+    if args.upstream is not None:
+        raise UsageError("demo brings its own server")
+    from demo import DemoError, run
+
+    try:
+        return run(_own_command(), _show)
+    except DemoError as error:
+        return _fail(_FAILED, error)
+
+
+def _show(text: str) -> None:
+    """Prints an answer. Whoever reads no further (`| head`) has read enough, which is no failure."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer has to go somewhere
+
+
+def _say(text: str) -> None:
+    try:
+        os.write(2, (text + "\n").encode("utf-8", "backslashreplace"))
+    except OSError:
+        pass
 
 
 def _fail(code: int, error: BaseException) -> int:
@@ -406,30 +490,33 @@ def _open_standard_descriptors() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+
+
+def _run(argv: Sequence[str]) -> int:
+    if list(argv) == ["--version"]:
+        _show(f"checkpoint {VERSION}")
+        return _DONE
+    args = _parse(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    return run(args)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and gives the exit code; see EXIT_CODES."""
     if os.name != "posix":
         print("checkpoint: this version runs on Linux and macOS only", file=sys.stderr)
-        return 1
+        return _FAILED
     _open_standard_descriptors()
-    words, upstream = _split(sys.argv[1:] if argv is None else argv)
-    if words == ["--version"]:
-        print(f"checkpoint {VERSION}")
-        return 0
     try:
-        _refuse_what_is_not_here(words)
-        args = build_parser().parse_args(words)
-        args.upstream = upstream
-        run: Callable[[argparse.Namespace], int] = args.run
-        return run(args)
+        return _run(sys.argv[1:] if argv is None else argv)
+    except SystemExit:  # argparse, once it has shown its help
+        return _DONE
     except UsageError as error:
         _say(f"checkpoint: {error} (see checkpoint --help)")
         return _USAGE
     except KeyboardInterrupt:
-        return 130
+        return _INTERRUPTED
     except Exception:  # the last one who can say anything
         import traceback
 
