@@ -47,6 +47,8 @@ class _Budget(NamedTuple):
 _USUAL: Final = _Budget(100_000, 100_000, 10, 25, 10, 100)
 _TIGHT: Final = _Budget(200, 100_000, 10, 25, 10, 25)
 _HOOK: Final = _Budget(80, 1_200, 5, 10, 5, 8)
+_LEAST: Final = _Budget(40, 500, 3, 5, 3, 4)  # with every list full, about 8,000 characters
+_NAME: Final = 100  # of a project, a branch or a subject
 _USUAL_BYTES: Final = 8_192
 
 
@@ -58,7 +60,7 @@ def render(brief: Brief) -> str:
 
 def render_for_hook(brief: Brief) -> str:
     """The brief in at most 9,500 characters, which is what a SessionStart hook may put before a model."""
-    for budget in (_USUAL, _TIGHT, _HOOK):
+    for budget in (_USUAL, _TIGHT, _HOOK, _LEAST):
         text = _render(brief, budget)
         if len(text) <= HOOK_LIMIT:
             return text
@@ -94,7 +96,7 @@ def _render(brief: Brief, budget: _Budget) -> str:
 
 def _head(brief: Brief, budget: _Budget) -> str:
     checkpoint, facts = brief.checkpoint, brief.checkpoint["git"]
-    name = shown(cut(one_line(checkpoint["project"].get("name", "")), 100)) or "this project"
+    name = shown(cut(one_line(checkpoint["project"].get("name", "")), _NAME)) or "this project"
     saved = parse_time(checkpoint["updatedAt"])
     lines = [f"# Resuming: {name} ({_saved(brief.now, saved)})"]
     lines += [f"⚠ {warning}" for warning in brief.untrusted]
@@ -108,7 +110,7 @@ def _head(brief: Brief, budget: _Budget) -> str:
     if tasks and all(task["status"] == "done" for task in tasks):
         lines.append("All tasks were done; this may be finished work.")
     if facts:
-        branch = _code(facts["branch"]) if facts["branch"] else None
+        branch = _code(cut(one_line(facts["branch"]), _NAME)) if facts["branch"] else None
         dirty = " (uncommitted changes)" if facts["dirty"] else ""
         lines.append(f"{f'Branch {branch}' if branch else 'Detached HEAD'} @ {facts['head'][:9]}{dirty}")
     return "\n".join(lines)
@@ -135,7 +137,9 @@ def _tasks(tasks: Sequence[Task], budget: _Budget) -> list[str]:
     for task in sorted(shown_tasks, key=lambda task: task["status"] != "blocked"):
         evidence = one_line(task.get("evidence", "")) if task["status"] == "done" else ""
         text = cut(one_line(task["description"]), budget.item)
-        lines.append(f"- [{_MARKS.get(task['status'], ' ')}] {text}" + (f" ({cut(evidence, 200)})" if evidence else ""))
+        lines.append(
+            f"- [{_MARKS.get(task['status'], ' ')}] {text}" + (f" ({cut(evidence, budget.item)})" if evidence else "")
+        )
     return [*lines, *_more(len(left_out))]
 
 
@@ -188,11 +192,11 @@ def _drift(drift: Drift, budget: _Budget) -> list[str]:
     lines = []
     if past.commits:
         lines.append(f"- {past.commits} new commit(s) on HEAD")
-        lines += [f"  - {commit} {cut(one_line(subject), 100)}" for commit, subject in past.subjects]
+        lines += [f"  - {commit} {cut(one_line(subject), _NAME)}" for commit, subject in past.subjects]
         if past.commits > len(past.subjects) > 0:
             lines.append(f"  - … +{past.commits - len(past.subjects)} more")
     elif not past.is_ancestor and past.holder:
-        lines.append(f"- HEAD moved to another line of history (saved commit {commit} is on {_code(past.holder)})")
+        lines.append(f"- HEAD moved to another line of history (saved commit {commit} is on {_branch(past.holder)})")
     elif not past.is_ancestor:
         lines.append(
             f"- ⚠ Saved commit {commit} is no longer reachable "
@@ -201,21 +205,25 @@ def _drift(drift: Drift, budget: _Budget) -> list[str]:
     if drift.is_branch_changed:
         lines.append(f"- Branch changed: {_branch(drift.saved_branch)} → {_branch(drift.branch)}")
     if drift.changed:
-        paths = [_code(path) + _fate(drift, path) for path in drift.changed]
+        paths = [_path(path, budget) + _fate(drift, path) for path in drift.changed]
         lines.append(f"- ⚠ Changed after the checkpoint, re-read before editing: {_listed(paths, 0, budget)}")
     if drift.new:
-        paths = [_code(path) for path in drift.new]
+        paths = [_path(path, budget) for path in drift.new]
         lines.append(f"- Also changed, not in the checkpoint: {_listed(paths, drift.new_left_out, budget)}")
     if drift.is_nothing:
         files = "checked files" if drift.unchecked else "recorded files"
         lines.append(f"- Nothing changed: same commit, {files} identical.")
     if drift.unchecked:
-        lines.append(f"- Not checked: {_listed([_code(path) for path in drift.unchecked], 0, budget)}")
+        lines.append(f"- Not checked: {_listed([_path(path, budget) for path in drift.unchecked], 0, budget)}")
     return lines
 
 
+def _path(path: str, budget: _Budget) -> str:
+    return code_span(cut(shown(path), budget.item))
+
+
 def _branch(name: str | None) -> str:
-    return _code(name) if name else "detached HEAD"
+    return _code(cut(one_line(name), _NAME)) if name else "detached HEAD"
 
 
 def _fate(drift: Drift, path: str) -> str:

@@ -125,6 +125,8 @@ class Git:
         listed = self._run(
             ("config", "-z", "--name-only", "--get-regexp", rf"^(filter\..*\.(clean|process)|{_SENTINEL})$")
         )
+        if listed.code > 1:
+            raise GitError(f"git: {listed.error}")
         names = [os.fsdecode(name) for name in listed.output.split(b"\0") if name]
         if _SENTINEL not in names and names:
             self._is_over = True

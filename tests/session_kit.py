@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import session
 import sessiontools
@@ -44,7 +44,7 @@ class Server:
         self._last_id = 0
         self._capabilities = capabilities
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Self:
         self.request(
             "initialize",
             {
