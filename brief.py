@@ -44,10 +44,12 @@ class _Budget(NamedTuple):
     paths: int
 
 
-_USUAL: Final = _Budget(100_000, 100_000, 10, 25, 10, 100)
-_TIGHT: Final = _Budget(200, 100_000, 10, 25, 10, 25)
+# More than a save takes is only in a file that was edited.
+_USUAL: Final = _Budget(2_000, 8_000, 10, 25, 10, 100)
+_TIGHT: Final = _Budget(200, 8_000, 10, 25, 10, 25)
 _HOOK: Final = _Budget(80, 1_200, 5, 10, 5, 8)
 _LEAST: Final = _Budget(40, 500, 3, 5, 3, 4)  # with every list full, about 8,000 characters
+_LIST: Final = 30  # items of any list but files and commands
 _NAME: Final = 100  # of a project, a branch or a subject
 _USUAL_BYTES: Final = 8_192
 
@@ -85,8 +87,8 @@ def _render(brief: Brief, budget: _Budget) -> str:
         _section("Goal", [paragraph(cut(one_line(checkpoint["goal"]["primary"]), budget.text))]),
         _section("Tasks", _tasks(checkpoint["goal"]["tasks"], budget)),
         _section("Where things stand", _paragraphs(checkpoint.get("summary", ""), budget)),
-        _section("Next steps", _numbered(_items(checkpoint["nextSteps"], budget))),
-        _section("Decisions & gotchas", [f"- {item}" for item in _items(checkpoint["decisions"], budget)]),
+        _section("Next steps", _items(checkpoint["nextSteps"], budget, is_numbered=True)),
+        _section("Decisions & gotchas", _items(checkpoint["decisions"], budget)),
         _files(checkpoint["modifiedFiles"], budget),
         _commands(checkpoint["recentCommands"], budget),
         _section("Since this checkpoint", _drift(brief.drift, budget) if brief.drift else []),
@@ -132,15 +134,15 @@ def _section(title: str, lines: Sequence[str]) -> str:
 def _tasks(tasks: Sequence[Task], budget: _Budget) -> list[str]:
     done = [index for index, task in enumerate(tasks) if task["status"] == "done"]
     left_out = set(done[: max(0, len(done) - budget.done)])
-    shown_tasks = [task for index, task in enumerate(tasks) if index not in left_out]
+    kept = [task for index, task in enumerate(tasks) if index not in left_out]
     lines = []
-    for task in sorted(shown_tasks, key=lambda task: task["status"] != "blocked"):
+    for task in sorted(kept, key=lambda task: task["status"] != "blocked")[:_LIST]:
         evidence = one_line(task.get("evidence", "")) if task["status"] == "done" else ""
         text = cut(one_line(task["description"]), budget.item)
         lines.append(
             f"- [{_MARKS.get(task['status'], ' ')}] {text}" + (f" ({cut(evidence, budget.item)})" if evidence else "")
         )
-    return [*lines, *_more(len(left_out))]
+    return [*lines, *_more(len(tasks) - len(lines))]
 
 
 def _more(count: int) -> list[str]:
@@ -152,12 +154,10 @@ def _paragraphs(summary: str, budget: _Budget) -> list[str]:
     return [text] if text.strip() else []
 
 
-def _items(texts: Iterable[str], budget: _Budget) -> list[str]:
-    return [cut(flat, budget.item) for text in texts if (flat := one_line(text))]
-
-
-def _numbered(items: Sequence[str]) -> list[str]:
-    return [f"{number}. {item}" for number, item in enumerate(items, 1)]
+def _items(texts: Iterable[str], budget: _Budget, *, is_numbered: bool = False) -> list[str]:
+    items = [cut(flat, budget.item) for text in texts if (flat := one_line(text))]
+    lines = [f"{f'{number}.' if is_numbered else '-'} {item}" for number, item in enumerate(items[:_LIST], 1)]
+    return [*lines, *_more(len(items) - _LIST)]
 
 
 def _files(entries: Sequence[FileEntry], budget: _Budget) -> str:

@@ -27,6 +27,7 @@ LOCK_WAIT_S: Final = 5.0
 _TEMPORARY: Final = MAIN + ".tmp-"
 _MAX_READ_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 20
+_MAX_VALUES: Final = 4_000  # ours have fewer than 1,500; each text in it costs a redaction
 _STALE_S: Final = 3600.0
 _LOCK_POLL_S: Final = 0.02
 
@@ -145,6 +146,8 @@ def decode(content: bytes) -> Checkpoint | Newer:
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels") from None
     if is_deeper(value, _MAX_DEPTH):
         raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+    if _count(value) > _MAX_VALUES:
+        raise ValueError(f"more than {_MAX_VALUES:,} values")
     if not isinstance(value, dict):
         raise ValueError("must be an object")
     version = value.get("version")
@@ -162,6 +165,12 @@ def is_deeper(value: object, levels: int) -> bool:
     if not isinstance(value, list):
         return False
     return levels == 0 or any(is_deeper(item, levels - 1) for item in value)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + sum(map(_count, value)) if isinstance(value, list) else 1
 
 
 def parse_time(text: str) -> datetime | None:

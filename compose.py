@@ -212,8 +212,8 @@ def list_files(
     changes: Sequence[Change],
     recorded: Sequence[FileEntry],
     is_same_file: Callable[[str, str], bool],
-) -> tuple[list[Candidate], int]:
-    """The files of a checkpoint, at most 100, and the number left out.
+) -> tuple[list[Candidate], int, int]:
+    """The files of a checkpoint, at most 100; the number left out, and of those skipped for a secret in their path.
 
     Named files come first in the order they were named, then the git scan, then what a merge carries over. Named ones
     are kept before tracked ones, tracked ones before untracked ones.
@@ -243,10 +243,27 @@ def list_files(
         if key not in listed and carried["path"] not in origins:
             note = carried.get("note")
             listed[key] = Candidate(_entry(carried["path"], None, note), None, True, carried)
-    candidates = list(listed.values())
-    ranked = sorted(range(len(candidates)), key=lambda index: _rank(candidates[index]))
-    keep = set(ranked[:MAX_FILES])
-    return [candidate for index, candidate in enumerate(candidates) if index in keep], len(candidates) - len(keep)
+    return _choose(list(listed.values()))
+
+
+def _choose(candidates: Sequence[Candidate]) -> tuple[list[Candidate], int, int]:
+    kept: set[int] = set()
+    secret = 0
+    for index in sorted(range(len(candidates)), key=lambda index: _rank(candidates[index])):
+        if len(kept) == MAX_FILES:
+            break
+        # Only as many as are kept: redaction takes its time, and there may be tens of thousands.
+        if _has_secret(candidates[index]):
+            secret += 1
+        else:
+            kept.add(index)
+    chosen = [candidate for index, candidate in enumerate(candidates) if index in kept]
+    return chosen, len(candidates) - len(kept) - secret, secret
+
+
+def _has_secret(candidate: Candidate) -> bool:
+    change = candidate.change
+    return has_secret(candidate.entry["path"]) or bool(change and change.origin and has_secret(change.origin))
 
 
 def _rank(candidate: Candidate) -> int:
@@ -532,6 +549,9 @@ _DROPS: Final = (
 )
 
 
+_SHOWN_TEXT: Final = 8_000  # twice the longest that a save takes: only an edited file has more
+
+
 def scrubbed(checkpoint: Checkpoint) -> Checkpoint:
     """A loaded checkpoint as it may be shown: cleaned and redacted once more, since anybody may have edited it.
 
@@ -539,7 +559,7 @@ def scrubbed(checkpoint: Checkpoint) -> Checkpoint:
     """
 
     def text(value: str) -> str:
-        return scrub(value)[0]
+        return cut(scrub(value)[0], _SHOWN_TEXT)
 
     def walk(value: Any, key: str) -> Any:
         if isinstance(value, str):

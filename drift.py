@@ -83,7 +83,7 @@ def measure(git: Git, snapshot: Snapshot, checkpoint: Checkpoint, facts: GitFact
             changed.append(old)
             restored.add(old)
     names = list(_names_since(git, snapshot, facts["head"], hasher))
-    new = _not_recorded(git.root, names, checkpoint)
+    new, left_out = _not_recorded(git.root, names, checkpoint)
     return Drift(
         saved_branch=facts["branch"],
         branch=snapshot.branch and scrub(snapshot.branch)[0],
@@ -96,8 +96,8 @@ def measure(git: Git, snapshot: Snapshot, checkpoint: Checkpoint, facts: GitFact
         deleted=frozenset(deleted),
         restored=frozenset(restored),
         unchecked=tuple(unchecked),
-        new=tuple(new[:MAX_NEW]),
-        new_left_out=max(0, len(new) - MAX_NEW),
+        new=tuple(new),
+        new_left_out=left_out,
     )
 
 
@@ -138,20 +138,24 @@ def _names_since(git: Git, snapshot: Snapshot, saved: str, hasher: Hasher) -> It
             yield path
 
 
-def _not_recorded(root: str, names: Iterable[str], checkpoint: Checkpoint) -> list[str]:
-    """The names that no entry of the checkpoint stands for, without those that look like secrets."""
+def _not_recorded(root: str, names: Iterable[str], checkpoint: Checkpoint) -> tuple[list[str], int]:
+    """Up to 20 names that no entry of the checkpoint stands for and that hold no secret, and the number of the rest."""
     entries = checkpoint["modifiedFiles"]
     recorded = {entry["path"] for entry in entries} | {old for entry in entries if (old := origin(entry))}
     folders = tuple(path for path in recorded if path.endswith("/"))
     saved_at = parse_time(checkpoint["updatedAt"])
-    new = []
+    new: list[str] = []
+    left_out = 0
     for name in names:
-        if name in recorded or name.startswith(folders) or scrub(name)[1]:
+        if name in recorded or name.startswith(folders):
             continue
         if checkpoint["meta"]["truncated"] and saved_at:
             # It may have been dropped for its size, so that only the clock can tell.
             changed_ms = changed_at_ms(root, name)
             if changed_ms is None or changed_ms <= saved_at.timestamp() * 1000:
                 continue
-        new.append(name)
-    return new
+        if len(new) == MAX_NEW:
+            left_out += 1
+        elif not scrub(name)[1]:
+            new.append(name)
+    return new, left_out

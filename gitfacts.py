@@ -550,6 +550,10 @@ def place_named(root: str, path: str) -> str | None:
     if full == "/" or not _is_below(folder, root):
         return None
     relative = os.path.relpath(os.path.join(folder, os.path.basename(full)), root)
+    try:
+        relative.encode()  # a link may have led to a folder whose name is no text
+    except UnicodeEncodeError:
+        return None
     return relative if is_inside(root, relative) else None
 
 

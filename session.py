@@ -98,7 +98,7 @@ class Server:
                 )
             )
         elif message.id.kind == "string":
-            self._roots_answers.put((str(message.id.value), json.loads(line.removeprefix(b"\xef\xbb\xbf"))))
+            self._roots_answers.put((str(message.id.value), _parse(line)))
 
     def _receive_notification(self, message: wire.Message) -> None:
         if message.cancels is not None:
@@ -121,7 +121,7 @@ class Server:
     def _answer(self, line: bytes, message: wire.Message) -> None:
         method, result = message.method, None
         if method == "initialize":
-            result = self._initialize(json.loads(line.removeprefix(b"\xef\xbb\xbf")).get("params"))
+            result = self._initialize(_parse(line).get("params"))
         elif method == "tools/list":
             result = {"tools": TOOLS}
         elif method == "ping" and not message.is_modern:
@@ -190,7 +190,7 @@ class Server:
 
         if self._seen is None:
             self._seen = sessiontools.Seen()
-        arguments = json.loads(call.arguments, parse_int=_integer) or {}
+        arguments = _parse(call.arguments) or {}
 
         def find_root(argument: str | None) -> "Root":
             return sessiontools.resolve_root(argument, self._environ, lambda: self._ask_roots(is_modern=call.is_modern))
@@ -259,7 +259,8 @@ def _result_line(id_bytes: bytes, result: dict[str, Any], *, is_modern: bool) ->
 
 
 def _encode(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    # A folder's name may hold bytes that are no text: half a surrogate pair for Python, a question mark for a client.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
 
 
 def _line(message: Any) -> bytes:
@@ -271,6 +272,11 @@ def _load_text(structured: Mapping[str, Any]) -> str:
     if "checkpoint" not in structured:
         return str(structured["brief"])
     return json.dumps({name: structured[name] for name in ("checkpoint", "drift")}, ensure_ascii=False, indent=2)
+
+
+def _parse(line: bytes) -> Any:
+    """The JSON value of a line that wire.py let pass; numbers too long for an integer become floats."""
+    return json.loads(line.strip().removeprefix(b"\xef\xbb\xbf"), parse_int=_integer)
 
 
 def _integer(digits: str) -> int | float:
@@ -431,7 +437,7 @@ def doctor(project_root: str | None = None, *, as_json: bool = False) -> str:
 
     root = _command_line_root(project_root)
     world = sessiontools.look(root.path, os.environ)
-    findings = {"root": f"{root.path} (from {root.source})"}
+    findings = {"root": sessiontools.describe_root(root)}
     findings["checkpoint"], findings["backup"] = sessiontools.describe_files(root)
     findings["git"] = sessiontools.describe_git(world)
     findings["ignored"] = sessiontools.describe_ignored(world)
@@ -466,6 +472,8 @@ def _command_line_root(*named: str | None) -> "Root":
 def _describe_jsonschema() -> str:
     try:
         from importlib.metadata import version
+
+        import jsonschema  # noqa: F401 (installed is not yet importable)
 
         return f"jsonschema {version('jsonschema')}"
     except ImportError as error:

@@ -30,7 +30,6 @@ from compose import (
     check,
     compose,
     finish_entry,
-    has_secret,
     list_files,
     normal_arguments,
     project_name,
@@ -277,19 +276,19 @@ def _scan(
     changes, collapsed = collapse(snapshot) if snapshot else ([], [])
     warnings += snapshot.warnings if snapshot else ()
     warnings += collapsed
-    secret = [change for change in changes if has_secret(change.path) or (change.origin and has_secret(change.origin))]
-    changes = [change for change in changes if change not in secret]
-    named, refused, secret_named = _named(root, given)
+    named, refused = _named(root, given)
     if refused:
         warnings.append(f"Skipped {refused} file(s) outside of the project root or inside .git.")
-    if count := len(secret) + secret_named:
-        warnings.append(f"Skipped {count} file(s) whose path looks like it holds a secret.")
     recorded = [
         entry
         for entry in (previous["modifiedFiles"] if previous else [])
-        if is_inside(root, entry["path"]) and not has_secret(entry["path"]) and not entry["path"].startswith(MAIN)
+        if is_inside(root, entry["path"]) and not entry["path"].startswith(MAIN)
     ]
-    candidates, left_out = list_files(named, changes, recorded, lambda one, other: is_same_file(root, one, other))
+    candidates, left_out, secret = list_files(
+        named, changes, recorded, lambda one, other: is_same_file(root, one, other)
+    )
+    if secret:
+        warnings.append(f"Skipped {secret} file(s) whose path looks like it holds a secret.")
     if left_out:
         warnings.append(f"Left out {left_out} changed file(s): a checkpoint lists at most {len(candidates)}.")
     entries = _hashed(root, candidates, world, snapshot, warnings)
@@ -297,17 +296,14 @@ def _scan(
     return entries, paths, bool(left_out or collapsed)
 
 
-def _named(root: str, given: Given) -> tuple[list[tuple[str, str | None]], int, int]:
-    named, refused, secret = [], 0, 0
+def _named(root: str, given: Given) -> tuple[list[tuple[str, str | None]], int]:
+    """The files that the agent named, by their paths below the root, and the number of those that have none."""
+    named = []
     for path, note in given.files:
         place = place_named(root, path)
-        if place is None or (place.startswith(MAIN) and "/" not in place):
-            refused += 1
-        elif has_secret(place):
-            secret += 1
-        else:
+        if place is not None and not (place.startswith(MAIN) and "/" not in place):
             named.append((place, note))
-    return named, refused, secret
+    return named, len(given.files) - len(named)
 
 
 def _hashed(
@@ -551,6 +547,11 @@ def hook_text(loaded: Loaded | str, now: datetime) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ doctor
+
+
+def describe_root(root: Root) -> str:
+    """The root and what named it."""
+    return f"{visible(root.path)} (from {root.source})"
 
 
 def describe_git(world: World) -> str:

@@ -556,7 +556,11 @@ def test_a_huge_or_odd_checkpoint_gives_a_bounded_answer(tmp_path: Path) -> None
     loaded = project.load()
     assert "\x1b" not in loaded["brief"]
     assert "\u202e" not in json.dumps(loaded, ensure_ascii=False)
-    assert len(loaded["brief"]) < 125_000
+    assert len(loaded["brief"]) < 20_000
+    found = sections(loaded["brief"])
+    assert found["Where things stand"] == "s" * 7_999 + "…"
+    assert found["Next steps"].split("\n")[-1] == '- … +20 more (format: "full")'
+    assert len(project.load(is_full=True)["checkpoint"]["summary"]) == 8_000
 
 
 def test_everything_to_resume_is_in_each_form_of_the_answer(repo: Repository) -> None:

@@ -150,6 +150,8 @@ def without(key: str) -> dict[str, Any]:
         (b'{"version": 1, "x": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", "nested deeper than 20 levels"),
         (b'{"version": 1, "x": ' + b"[" * 100 + b"]" * 100 + b"}", "nested deeper than 20 levels"),
         (json.dumps(handmade(summary="s" * 1_100_000)).encode(), "larger than 1,048,576 bytes"),
+        (json.dumps(handmade(nextSteps=[""] * 4001)).encode(), "more than 4,000 values"),
+        (json.dumps(handmade(x={str(number): {} for number in range(4001)})).encode(), "more than 4,000 values"),
         (json.dumps(without("version")).encode(), "version: must be an integer from 1"),
         (json.dumps(handmade(version=0)).encode(), "version: must be an integer from 1"),
         (json.dumps(handmade(version=True)).encode(), "version: must be an integer from 1"),

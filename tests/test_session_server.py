@@ -101,7 +101,9 @@ def test_a_known_handshake_version_is_echoed(version: str) -> None:
     }
 
 
-@pytest.mark.parametrize("params", [{"protocolVersion": "2026-07-28"}, {"protocolVersion": 1}, {}, [], None])
+@pytest.mark.parametrize(
+    "params", [{"protocolVersion": "2026-07-28"}, {"protocolVersion": int("9" * 4000)}, {}, [], None]
+)
 def test_any_other_handshake_version_is_answered_with_the_newest(params: Any) -> None:
     assert Wired().ask("initialize", params)["result"]["protocolVersion"] == "2025-11-25"
 
@@ -186,6 +188,8 @@ def test_discover_without_meta_is_refused() -> None:
         (b'{"jsonrpc":"2.0","method":"tools/call","params":{"name":"load_session_checkpoint"}}', None),
         (b'{"jsonrpc":"2.0","id":"nobody asked","result":{}}', None),
         (b'{"jsonrpc":"2.0","id":8,"result":{}}', None),
+        (b'{"jsonrpc":"2.0","id":"s","result":' + b"9" * 5000 + b"}", None),
+        (b'  \xef\xbb\xbf{"jsonrpc":"2.0","id":"s","result":null} \r', None),
     ],
 )
 def test_odd_lines_are_answered_by_the_book_or_dropped(line: bytes, answer: tuple[int, Any] | None) -> None:
@@ -417,6 +421,24 @@ def test_an_error_inside_is_a_protocol_error_and_the_next_call_works(monkeypatch
     assert wired.lines[0]["error"]["code"] == wire.INTERNAL_ERROR
     assert "a bug" not in json.dumps(wired.lines)
     assert wired.lines[1]["result"]["isError"] is True
+
+
+def test_a_root_whose_name_is_no_text_is_answered_all_the_same(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"bad\xff")
+    folder.mkdir()
+    (folder / "link").symlink_to(".")
+    with Server(folder) as server:
+        saved = server.save(modifiedFiles=[{"path": "b"}])
+        assert saved["isError"] is False
+        assert saved["structuredContent"]["path"].endswith("bad\ufffd/.claude-checkpoint")
+        assert "bad\ufffd" in server.load()["content"][0]["text"]
+        (folder / ".claude-checkpoint").write_text("{")
+        assert server.load()["isError"] is True
+    (tmp_path / "outer").mkdir()
+    (tmp_path / "outer" / os.fsdecode(b"bad\xff")).mkdir()
+    (tmp_path / "outer/link").symlink_to(os.fsdecode(b"bad\xff"))
+    outer = Project(tmp_path / "outer")
+    assert any("Skipped 1 file(s)" in warning for warning in outer.save(modifiedFiles=[{"path": "link/f"}])["warnings"])
 
 
 def test_without_jsonschema_a_call_says_what_to_install(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
