@@ -83,11 +83,12 @@ _DEFUSED: Final = (
 _SENTINEL: Final = "checkpoint.defused"
 
 
-def find_git(path: str) -> str | None:
-    """The git in the absolute folders of a PATH: a relative one would mean the project's own folder."""
+def find_git(path: str, root: str) -> str | None:
+    """The first git on a PATH that does not lie in the project: a repository could have brought it along."""
     for folder in path.split(os.pathsep):
         candidate = os.path.join(folder, "git")
-        if os.path.isabs(folder) and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+        is_safe = os.path.isabs(folder) and not _is_below(os.path.realpath(folder), root)
+        if is_safe and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
     return None
 
@@ -98,7 +99,7 @@ class Git:
     def __init__(self, root: str, environ: Mapping[str, str] = os.environ, *, limit_s: float = TIME_LIMIT_S) -> None:
         self.root = root
         self._limit_s = limit_s
-        self._executable = find_git(environ.get("PATH") or os.defpath)
+        self._executable = find_git(environ.get("PATH") or os.defpath, root)
         self._environ = {name: value for name, value in environ.items() if not name.startswith("GIT_") or name in _KEPT}
         self._environ |= _SET
         self._pairs: list[tuple[str, str]] = [(_SENTINEL, "true")]

@@ -60,6 +60,7 @@ class Server:
         self._cancelled: set[wire.Id] = set()
         self._open: list[wire.Id] = []
         self._client_has_roots = False
+        self._is_client_silent = False
         self._roots_asked = 0
         self._roots_answers: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._is_first_line = True
@@ -101,10 +102,11 @@ class Server:
             self._roots_answers.put((str(message.id.value), _parse(line)))
 
     def _receive_notification(self, message: wire.Message) -> None:
-        if message.cancels is not None:
-            with self._lock:
-                if message.cancels in self._open:
-                    self._cancelled.add(message.cancels)
+        with self._lock:
+            if message.cancels is not None and message.cancels in self._open:
+                self._cancelled.add(message.cancels)
+            elif message.method == "notifications/roots/list_changed":
+                self._is_client_silent = False
 
     def _queue(self, message: wire.Message, call: wire.ToolCall) -> None:
         assert message.id is not None
@@ -215,10 +217,10 @@ class Server:
     def _ask_roots(self, *, is_modern: bool) -> list[str]:
         """The client's roots; none where it does not offer them, refuses, or is silent for two seconds.
 
-        The 2026-07-28 era has no requests to clients. Nothing is kept: roots may change between two calls.
+        The 2026-07-28 era has no requests to clients. Roots are not kept: they may change between two calls.
         """
         with self._lock:
-            if is_modern or not self._client_has_roots:
+            if is_modern or not self._client_has_roots or self._is_client_silent:
                 return []
             self._roots_asked += 1
             request = f"{_ROOTS_ID}{self._roots_asked}"
@@ -231,7 +233,7 @@ class Server:
             return [root["uri"] for root in roots if isinstance(root["uri"], str)]
         except queue.Empty:
             with self._lock:
-                self._client_has_roots = False  # it will not answer the next time either
+                self._is_client_silent = True  # it would not answer the next time either
         except (KeyError, TypeError):
             _logger().info("the client listed no roots")
         return []
@@ -334,6 +336,9 @@ class _Reader:
                 return 0 if self._is_stopped else os.readv(0, [space])
             except _Stop:
                 return 0
+            except OSError as error:
+                _logger().warning("stdin cannot be read: %s", error.strerror)
+                return 0
             finally:
                 self._is_waiting = False
 
@@ -341,10 +346,15 @@ class _Reader:
 def serve() -> int:
     """Serves stdin and stdout until stdin ends or a SIGTERM or SIGINT comes; calls that were read are answered first.
 
-    No flags. Returns the exit code, 0.
+    No flags. Returns the exit code, 0. Raises SessionError if a standard stream is closed.
     """
-    output = os.dup(1)
-    os.dup2(2, 1)  # whatever else prints must not reach the protocol
+    try:
+        os.set_blocking(0, True)  # first: where stdin is closed, a copy of stdout would take its place
+        os.set_blocking(1, True)
+        output = os.dup(1)
+        os.dup2(2, 1)  # whatever else prints must not reach the protocol
+    except OSError as error:
+        raise SessionError(f"stdin, stdout and stderr must be open: {error.strerror}") from error
     lock = threading.Lock()
 
     def write(line: bytes) -> None:
@@ -353,8 +363,8 @@ def serve() -> int:
             try:
                 while rest:
                     rest = rest[os.write(output, rest) :]
-            except BrokenPipeError:
-                _logger().info("the client closed its end; an answer was dropped")
+            except OSError as error:
+                _logger().info("an answer was dropped: %s", error.strerror)
 
     server = Server(write, os.environ)
     reader = _Reader(server.receive)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -660,7 +661,9 @@ def test_a_git_too_old_to_be_defused_is_not_used_where_there_are_filters(tmp_pat
     old.parent.mkdir()
     old.write_text("#!/bin/sh\nprintf 'filter.lfs.clean\\0'\n")
     old.chmod(0o755)
-    git = Git(str(tmp_path), {"PATH": str(old.parent)})
+    root = tmp_path / "root"
+    root.mkdir()
+    git = Git(str(root), {"PATH": str(old.parent)})
     with pytest.raises(GitError, match=r"older than 2\.31"):
         git.run("status")
     with pytest.raises(GitError):
@@ -669,7 +672,7 @@ def test_a_git_too_old_to_be_defused_is_not_used_where_there_are_filters(tmp_pat
 
 def test_a_git_in_the_project_is_not_taken_for_git(repo: Repository) -> None:
     repo.write("git", "#!/bin/sh\ntouch RAN\n").chmod(0o755)
-    repo.environ["PATH"] = os.pathsep.join([".", "", repo.environ["PATH"]])
+    repo.environ["PATH"] = os.pathsep.join([".", "", str(repo.root), repo.environ["PATH"]])
     repo.save()
     assert repo.statuses() == {"git": "??"}
     assert not (repo.root / "RAN").exists()
@@ -762,7 +765,7 @@ def test_a_corrupt_index_and_a_bare_repository_are_warnings(repo: Repository, tm
 def hanging_git(folder: Path, body: str) -> dict[str, str]:
     """A PATH on which git is a script; what it calls `real` is the real git."""
     folder.mkdir()
-    real = gitfacts.find_git(os.environ["PATH"])
+    real = shutil.which("git")
     (folder / "git").write_text(f"#!/bin/sh\nreal={real}\n{body}\n")
     (folder / "git").chmod(0o755)
     return {"PATH": f"{folder}:/usr/bin:/bin"}
@@ -778,7 +781,9 @@ def is_alive(pid: int) -> bool:
 def test_a_git_that_hangs_is_killed_with_all_it_started_and_not_asked_again(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     environ = hanging_git(tmp_path / "bin", f"sleep 1000 &\necho $! >> {pids}\necho $$ >> {pids}\nwait")
-    git = Git(str(tmp_path), environ, limit_s=0.3)
+    root = tmp_path / "root"
+    root.mkdir()
+    git = Git(str(root), environ, limit_s=0.3)
     with pytest.raises(GitTimeout):
         git.run("status")
     with pytest.raises(GitError, match="not asked again"):
@@ -825,7 +830,9 @@ def test_a_git_that_always_hangs_leaves_a_save_without_git_facts(
 
 def test_git_inherits_neither_stdin_nor_a_terminal(tmp_path: Path) -> None:
     body = 'case "$*" in *get-regexp*) exit 1;; esac; readlink /proc/self/fd/0; ps -o sid= -p $$; echo $$; env'
-    git = Git(str(tmp_path), hanging_git(tmp_path / "bin", body))
+    root = tmp_path / "root"
+    root.mkdir()
+    git = Git(str(root), hanging_git(tmp_path / "bin", body))
     lines = git.run("x").output.decode().split("\n")
     assert lines[0] == "/dev/null"
     assert lines[1].strip() == lines[2].strip()
