@@ -21,7 +21,7 @@ from checkpointfile import (
     is_deeper,
 )
 from gitfacts import MAX_FILES, Change
-from plaintext import clean, cut, one_line, scrub, without_surrogates
+from plaintext import cut, one_line, safe_path, scrub, without_surrogates
 from toolspec import SessionError
 
 MAX_TASKS: Final = 30
@@ -198,7 +198,7 @@ class Candidate(NamedTuple):
 
     entry: FileEntry
     change: Change | None  # what git says about it
-    is_named: bool  # the agent named it, now or in an earlier save
+    is_named: bool  # by the agent, now or with a note earlier
     carried: FileEntry | None = None  # its entry in the checkpoint that is merged into
 
 
@@ -215,34 +215,34 @@ def list_files(
 ) -> tuple[list[Candidate], int, int]:
     """The files of a checkpoint, at most 100; the number left out, and of those skipped for a secret in their path.
 
-    Named files come first in the order they were named, then the git scan, then what a merge carries over. Named ones
-    are kept before tracked ones, tracked ones before untracked ones.
+    Named files come first in the order they were named, then the git scan, then what a merge carries over. Where there
+    are too many, named ones are kept before tracked ones, those before carried ones, and untracked ones go first.
+    `is_same_file(given, path)` tells whether a spelling that git does not list means a path that it does.
     """
-    by_key = {path_key(change.path): change for change in changes}
-    by_fold = {path_key(change.path).casefold(): change for change in changes}
-    earlier = {path_key(entry["path"]): entry for entry in recorded}
+    by_path = {change.path: change for change in changes}
+    spellings: dict[str, list[str]] = {}
+    for path in by_path:
+        spellings.setdefault(path_key(path).casefold(), []).append(path)
+    earlier = {entry["path"]: entry for entry in recorded}
     listed: dict[str, Candidate] = {}
+
+    def add(path: str, note: str | None, *, is_named: bool) -> None:
+        change, carried = by_path.get(path), earlier.get(path)
+        said_before = listed[path].entry if path in listed else carried
+        if note is None and said_before is not None:
+            note = said_before.get("note")
+        entry = FileEntry(path=path, status=change.status if change else "M", source="git" if change else "agent")
+        if note:
+            entry["note"] = note
+        listed[path] = Candidate(entry, change, is_named or bool(note), carried)
+
     for path, note in named:
-        change = by_key.get(path_key(path))
-        if change is None:
-            twin = by_fold.get(path_key(path).casefold())
-            change = twin if twin and is_same_file(path, twin.path) else None
-        key = path_key(change.path if change else path)
-        carried = earlier.get(key)
-        kept = listed[key].entry.get("note") if key in listed else carried.get("note") if carried else None
-        entry = _entry(change.path if change else path, change, kept if note is None else note)
-        listed[key] = Candidate(entry, change, True, carried)
-    for key, change in by_key.items():
-        if key not in listed:
-            carried = earlier.get(key)
-            note = carried.get("note") if carried else None
-            was_named = carried is not None and (note is not None or carried["source"] == "agent")
-            listed[key] = Candidate(_entry(change.path, change, note), change, was_named, carried)
+        twins = [] if path in by_path else spellings.get(path_key(path).casefold(), [])
+        add(next((twin for twin in twins if is_same_file(path, twin)), path), note, is_named=True)
     origins = {change.origin for change in changes if change.origin}
-    for key, carried in earlier.items():
-        if key not in listed and carried["path"] not in origins:
-            note = carried.get("note")
-            listed[key] = Candidate(_entry(carried["path"], None, note), None, True, carried)
+    for path in [*by_path, *(path for path in earlier if path not in origins)]:
+        if path not in listed:
+            add(path, None, is_named=False)
     return _choose(list(listed.values()))
 
 
@@ -269,14 +269,9 @@ def _has_secret(candidate: Candidate) -> bool:
 def _rank(candidate: Candidate) -> int:
     if candidate.is_named:
         return 0
-    return 2 if candidate.entry["status"] == "??" else 1
-
-
-def _entry(path: str, change: Change | None, note: str | None) -> FileEntry:
-    entry = FileEntry(path=path, status=change.status if change else "M", source="git" if change else "agent")
-    if note:
-        entry["note"] = note
-    return entry
+    if candidate.change is None:
+        return 2
+    return 3 if candidate.entry["status"] == "??" else 1
 
 
 def finish_entry(candidate: Candidate, blob: str | None, kind: str, moved_from: str | None) -> FileEntry:
@@ -563,10 +558,7 @@ def scrubbed(checkpoint: Checkpoint) -> Checkpoint:
 
     def walk(value: Any, key: str) -> Any:
         if isinstance(value, str):
-            if key in ("path", "from"):
-                redacted, count = scrub(value)
-                return redacted if count else value
-            return text(value)
+            return safe_path(value) if key in ("path", "from") else text(value)
         if isinstance(value, list):
             return [walk(item, key) for item in value]
         if isinstance(value, dict):
@@ -583,4 +575,4 @@ def has_secret(path: str) -> bool:
 
 def project_name(root: str) -> str:
     """The name of a project, from its folder."""
-    return one_line(clean(root.rstrip("/").rpartition("/")[2])) or "/"
+    return one_line(scrub(root.rstrip("/").rpartition("/")[2])[0]) or "/"

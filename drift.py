@@ -16,13 +16,13 @@ from gitfacts import (
     history,
     submodule_head,
 )
-from plaintext import scrub, visible
+from plaintext import safe_path, scrub, visible
 
 MAX_NEW: Final = 20
 
 
 class Drift(NamedTuple):
-    """What changed since a checkpoint was saved. Paths are raw: whoever shows them escapes them."""
+    """What changed since a checkpoint was saved. Secrets are redacted; whoever shows paths escapes them."""
 
     saved_branch: str | None
     branch: str | None
@@ -84,18 +84,19 @@ def measure(git: Git, snapshot: Snapshot, checkpoint: Checkpoint, facts: GitFact
             restored.add(old)
     names = list(_names_since(git, snapshot, facts["head"], hasher))
     new, left_out = _not_recorded(git.root, names, checkpoint)
+    # The file may have been edited by anybody, so what it names is redacted like what git names.
     return Drift(
-        saved_branch=facts["branch"],
+        saved_branch=facts["branch"] and scrub(facts["branch"])[0],
         branch=snapshot.branch and scrub(snapshot.branch)[0],
         saved_head=facts["head"],
         history=past._replace(
             subjects=tuple((commit, scrub(subject)[0]) for commit, subject in past.subjects),
             holder=past.holder and scrub(past.holder)[0],
         ),
-        changed=tuple(changed),
-        deleted=frozenset(deleted),
-        restored=frozenset(restored),
-        unchecked=tuple(unchecked),
+        changed=tuple(map(safe_path, changed)),
+        deleted=frozenset(map(safe_path, deleted)),
+        restored=frozenset(map(safe_path, restored)),
+        unchecked=tuple(map(safe_path, unchecked)),
         new=tuple(new),
         new_left_out=left_out,
     )

@@ -13,6 +13,7 @@ import signal
 import stat
 import subprocess
 import time
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -558,13 +559,15 @@ def place_named(root: str, path: str) -> str | None:
     return relative if is_inside(root, relative) else None
 
 
-def is_same_file(root: str, one: str, other: str) -> bool:
-    """Whether two spellings of a name are one file on this file system, as on one that ignores case."""
+def is_same_file(root: str, given: str, path: str) -> bool:
+    """Whether a spelling means an existing path: it reaches the same file, as where case is ignored, or none at all
+    and the names differ in the composition of their accents only."""
     try:
-        first, second = os.lstat(os.path.join(root, one)), os.lstat(os.path.join(root, other))
+        theirs = os.lstat(os.path.join(root, path))
+        ours = os.lstat(os.path.join(root, given))
     except (OSError, ValueError):
-        return False
-    return (first.st_dev, first.st_ino) == (second.st_dev, second.st_ino)
+        return unicodedata.normalize("NFC", given) == unicodedata.normalize("NFC", path)
+    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
 
 
 def changed_at_ms(root: str, path: str) -> int | None:

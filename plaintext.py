@@ -64,6 +64,12 @@ def scrub(text: str) -> tuple[str, int]:
     return redact(clean(text))
 
 
+def safe_path(path: str) -> str:
+    """The path as it is, or redacted where it holds a secret: cleaning it would make it another path."""
+    redacted, count = scrub(path)
+    return redacted if count else path
+
+
 def one_line(text: str) -> str:
     """The text with every white space run as one blank."""
     return _white_space.sub(" ", text).strip()

@@ -53,7 +53,7 @@ from gitfacts import (
     submodule_head,
     take_snapshot,
 )
-from plaintext import clean, cut, one_line, scrub, visible, without_surrogates
+from plaintext import clean, cut, one_line, scrub, visible
 from toolspec import SessionError
 
 _FOREIGN_HOURS: Final = 24
@@ -199,20 +199,17 @@ def save(
     with Folder(root.path) as folder, folder.locked() as lock_warnings:
         warnings += lock_warnings
         found, previous = _previous(folder, given, seen, now, warnings)
-        is_cut = given.is_cut
-        entries, named_paths, left_out = _scan(root.path, given, world, previous, warnings)
-        is_cut |= left_out
-        snapshot = world.snapshot
+        entries, named_paths, is_cut = _scan(root.path, given, world, previous, warnings)
         facts = Facts(
             now=format_time(now()),
             fresh_id=str(uuid.uuid4()),
             generator=dict(generator),
-            project=scrub(project_name(without_surrogates(root.path)))[0],
-            git=_git_facts(snapshot),
+            project=project_name(root.path),
+            git=_git_facts(world.snapshot),
             files=entries,
             named_paths=named_paths,
         )
-        composed = compose(given, previous, facts, is_cut=is_cut)
+        composed = compose(given, previous, facts, is_cut=is_cut or given.is_cut)
         folder.replace(composed.content, found)
     seen.note(root.path, composed.checkpoint)
     warnings += composed.warnings
@@ -447,8 +444,8 @@ def load(root: Root, *, environ: Mapping[str, str], seen: Seen) -> Loaded | str:
     untrusted = [UNTRUSTED] if tracked else []
     if valid.owner != os.geteuid():
         untrusted.append(FOREIGN)
-    recorded_name, name = checkpoint["project"].get("name"), project_name(without_surrogates(root.path))
-    if recorded_name and recorded_name != scrub(name)[0]:
+    recorded_name, name = checkpoint["project"].get("name"), project_name(root.path)
+    if recorded_name and recorded_name != name:
         recorded_name = cut(one_line(scrub(recorded_name)[0]), 80)
         warnings.append(f"It was saved in a project named {recorded_name}; this one is {name}.")
     drift, unknown = _measure(root.path, world, checkpoint, warnings)
@@ -509,7 +506,7 @@ def load_answer(root: Root, loaded: Loaded | str, *, is_full: bool, now: datetim
             "updatedAt": None,
             "drift": None,
             "warnings": [],
-            "brief": visible(one_line(clean(loaded))),
+            "brief": one_line(clean(loaded)),
         }
     answer = {
         "found": True,

@@ -153,6 +153,31 @@ def test_composed_and_decomposed_names_are_one_file(repo: Repository) -> None:
     assert (entry["path"], entry["note"], entry["source"]) == ("cafe\u0301.txt", "n", "git")
 
 
+def test_two_files_whose_names_differ_in_composition_or_case_stay_two(repo: Repository) -> None:
+    names = ["cafe\u0301.txt", "caf\u00e9.txt", "CAF\u00c9.txt"]
+    for name in names:
+        repo.write(name, name)
+    if len(set(os.listdir(repo.root))) < 5:
+        pytest.skip("this file system takes some of these names for one")
+    repo.save(modifiedFiles=[{"path": names[1], "note": "n"}])
+    assert {path: entry.get("note") for path, entry in repo.entries().items()} == {
+        names[0]: None,
+        names[1]: "n",
+        names[2]: None,
+    }
+
+
+def test_a_spelling_in_another_case_is_the_file_that_git_lists_where_case_is_ignored(repo: Repository) -> None:
+    repo.write("Main.py")
+    # A hard link stands for the file system that ignores case: the other spelling reaches the same file.
+    repo.commit_file("main.py")
+    (repo.root / "main.py").unlink()
+    (repo.root / "main.py").hardlink_to(repo.root / "Main.py")
+    repo.git("update-index", "--assume-unchanged", "main.py")
+    repo.save(modifiedFiles=[{"path": "main.py", "note": "n"}])
+    assert {path: entry.get("note") for path, entry in repo.entries().items()} == {"Main.py": "n"}
+
+
 def test_deleted_files_say_so_and_a_restored_one_is_told(repo: Repository) -> None:
     for name in ("worktree", "index", "cached", "folder/file"):
         repo.commit_file(name)

@@ -279,6 +279,27 @@ def test_files_of_an_earlier_save_are_carried_over_as_the_agents_with_a_new_hash
     assert (drift["changedSince"], drift["notChecked"]) == ([], ["not there yet"])
 
 
+def test_what_is_carried_over_does_not_push_out_what_changed_now(tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "repo")
+    names = [f"{number:03}" for number in range(100)]
+    for name in names:
+        repo.write(name)
+    repo.save(modifiedFiles=[{"path": "007", "note": "n"}])
+    repo.commit()
+    for name in names[:20]:
+        repo.write(f"tracked {name}")
+    repo.git("add", ".")
+    repo.write("untracked")
+    answer = repo.save(mode="merge", modifiedFiles=[{"path": "fresh"}])
+    statuses = repo.statuses()
+    assert len(statuses) == 100
+    assert sum(status == "A" for status in statuses.values()) == 20
+    assert "007" in statuses
+    assert "fresh" in statuses
+    assert "untracked" not in statuses
+    assert any(warning.startswith("Left out 22 ") for warning in answer["warnings"])
+
+
 # ------------------------------------------------------------------------------------------------------------- paths
 
 
@@ -421,6 +442,26 @@ def test_a_checkpoint_that_already_holds_secrets_is_redacted_when_it_is_shown(pr
     assert password not in said
     project.save(mode="merge")
     assert project.entries() == {}
+
+
+def test_a_checkpoint_with_secrets_in_its_facts_is_redacted_in_its_drift(tmp_path: Path) -> None:
+    """SR-07"""
+    repo = Repository(tmp_path / "repo")
+    repo.plant(
+        git={"branch": f"b-{GITHUB}", "head": repo.head, "dirty": False},
+        modifiedFiles=[
+            {"path": f"a-{CLOUD}", "status": "M", "source": "git", "hash": "1" * 40},
+            {"path": f"b-{CLOUD}", "status": "M", "source": "agent"},
+            {"path": "README", "status": "R", "source": "git", "hash": "1" * 40, "from": f"c-{CLOUD}"},
+        ],
+    )
+    repo.write(f"c-{CLOUD}")
+    answers = [repo.load(), repo.load(is_full=True)]
+    assert answers[0]["drift"]["branchChanged"] is True
+    assert [len(answers[0]["drift"][name]) for name in ("deleted", "notChecked", "restored")] == [1, 1, 1]
+    said = json.dumps(answers)
+    assert GITHUB not in said
+    assert CLOUD not in said
 
 
 def test_a_key_block_is_gone_in_time_with_or_without_its_end(project: Project) -> None:
