@@ -544,17 +544,15 @@ _DROPS: Final = (
 )
 
 
-_SHOWN_TEXT: Final = 8_000  # twice the longest that a save takes: only an edited file has more
-
-
-def scrubbed(checkpoint: Checkpoint) -> Checkpoint:
-    """A loaded checkpoint as it may be shown: cleaned and redacted once more, since anybody may have edited it.
+def scrubbed(checkpoint: Checkpoint, limit: int | None = None) -> Checkpoint:
+    """A recorded checkpoint, cleaned and redacted once more, since anybody may have edited it; texts cut at `limit`.
 
     Paths stay as they are, except for one that holds a secret: whoever shows one escapes it.
     """
 
     def text(value: str) -> str:
-        return cut(scrub(value)[0], _SHOWN_TEXT)
+        redacted = scrub(value)[0]
+        return redacted if limit is None else cut(redacted, limit)
 
     def walk(value: Any, key: str) -> Any:
         if isinstance(value, str):
@@ -566,6 +564,14 @@ def scrubbed(checkpoint: Checkpoint) -> Checkpoint:
         return value
 
     return cast("Checkpoint", walk(checkpoint, ""))
+
+
+def to_merge_into(checkpoint: Checkpoint) -> Checkpoint:
+    """A recorded checkpoint as a merge goes on from it: scrubbed, without files whose path holds a secret."""
+    safe = scrubbed(checkpoint)
+    pairs = zip(checkpoint["modifiedFiles"], safe["modifiedFiles"], strict=True)
+    safe["modifiedFiles"] = [entry for recorded, entry in pairs if recorded["path"] == entry["path"]]
+    return safe
 
 
 def has_secret(path: str) -> bool:

@@ -35,6 +35,7 @@ from compose import (
     project_name,
     read_input,
     scrubbed,
+    to_merge_into,
 )
 from drift import Drift, measure
 from gitfacts import (
@@ -57,6 +58,7 @@ from plaintext import clean, cut, one_line, scrub, visible
 from toolspec import SessionError
 
 _FOREIGN_HOURS: Final = 24
+_SHOWN_TEXT: Final = 8_000  # characters; twice the longest that a save takes: only an edited file has more
 
 # --------------------------------------------------------------------------------------------------------- the root
 
@@ -244,13 +246,13 @@ def _previous(
         is_usable = isinstance(backup, Valid)
         on = f"; merged into {BACKUP}" if is_usable else "; nothing to merge into" if given.is_merge else ""
         warnings.append(f"{MAIN} was corrupt ({found.reason}) and was moved to {aside_name(found)}{on}.")
-        return found, backup.checkpoint if isinstance(backup, Valid) else None
+        return found, to_merge_into(backup.checkpoint) if isinstance(backup, Valid) else None
     if found is None:
         if given.is_merge:
             warnings.append("Nothing to merge into; saved as new.")
         return None, None
     if given.is_merge:
-        return found, found.checkpoint
+        return found, to_merge_into(found.checkpoint)
     saved = parse_time(found.checkpoint["updatedAt"])
     moment = now()
     if (
@@ -451,7 +453,7 @@ def load(root: Root, *, environ: Mapping[str, str], seen: Seen) -> Loaded | str:
     drift, unknown = _measure(root.path, world, checkpoint, warnings)
     return Loaded(
         path=folder.path(MAIN),
-        checkpoint=scrubbed(checkpoint),
+        checkpoint=scrubbed(checkpoint, _SHOWN_TEXT),
         is_from_backup=is_from_backup,
         drift=drift,
         drift_unknown=unknown,

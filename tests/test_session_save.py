@@ -442,6 +442,11 @@ def test_a_checkpoint_that_already_holds_secrets_is_redacted_when_it_is_shown(pr
     assert password not in said
     project.save(mode="merge")
     assert project.entries() == {}
+    stored = project.file.read_text()
+    assert slack not in stored
+    assert password not in stored
+    assert "tasks" in project.checkpoint["goal"]
+    assert project.checkpoint["meta"]["redactions"] == 0
 
 
 def test_a_checkpoint_with_secrets_in_its_facts_is_redacted_in_its_drift(tmp_path: Path) -> None:
