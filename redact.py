@@ -72,7 +72,7 @@ _NAMES: Final = (
         "token or secret",
         "issued by a machine, so a short number is a count or a position",
         r"token|secret|_pass|(?:db|ftp|key|smtp|ssh|store|user)pass",
-        r"\d{1,7}",
+        r"-?\d{1,7}",
     ),
     _Name(
         "key",
@@ -104,12 +104,16 @@ _SPARES: Final = (
         r"|!(?:GetAtt|ImportValue|Ref|Sub|env_var|reference|secret|vault)",
     ),
     _Spare(
+        "selection", "docker's --secret id=…,src=… names one", r"(?:(?:env|id|source|src|target|type)=[^\s=,]*+,?)++"
+    ),
+    _Spare(
         "path",
         "it says where the secret is",
         r"(?:~|\.{1,2}|https?:/)/[^\s=:?@]*+|[A-Za-z]:\\[^\s=:]*+|@?[\w./-]{1,200}\.(?:json|key|p12|pem|pfx|toml|txt|ya?ml)"
         r"|/(?:app|code|dev|etc|home|mnt|opt|private|root|run|secrets|srv|tmp|usr|Users|var|workspace)/[^\s=:]*+",
     ),
-    _Spare("mask", "somebody hid it before", r"[*•]++|\.{2,9}|…|[xX]{3,99}|[\[(]?(?i:redacted|masked|hidden)[\])]?"),
+    _Spare("mask", "somebody hid it before", r"[*•]++|\.{4,9}|[xX]{3,99}|[\[(]?(?i:redacted|masked|hidden)[\])]?"),
+    _Spare("sign", "the begin of a comment, a separator, an ellipsis", r"[^\w\s]{1,3}"),
     _Spare("constant", "a switch or an absence", r"(?i:true|false|yes|no|on|off|null|none|nil|undefined)"),
     _Spare("colour", "themes have tokens and keys too", r"#[0-9A-Fa-f]{3,8}"),
     _Spare(
@@ -142,7 +146,7 @@ def _escaped(quote: str) -> str:
 
 
 # The lines of a YAML block: those that are indented at least as far as the first.
-_BLOCK: Final = r"[-+\d]{0,2}[ \t]*+\n(?P<indent>[ \t]++)(?P<secret>[^\n]++(?:\n(?P=indent)[^\n]*+)*+)"
+_BLOCK: Final = r"[-+\d]{0,2}[ \t\r]*+\n(?P<indent>[ \t]++)(?P<secret>[^\n]++(?:\n(?P=indent)[^\n]*+)*+)"
 
 _VALUES: Final[dict[str | None, str]] = {
     None: rf"(?P<secret>{_BARE})",
@@ -159,7 +163,7 @@ _VALUES: Final[dict[str | None, str]] = {
 _QUOTE: Final = (
     r"""(?:(?:[A-Za-z$@]{1,2}(?=["'`]))?+"""
     r"""(?P<quote>\\?["'`](?![ \t]*+(?:\+[ \t]|\.\w{1,40}\(|[,;)\]}]++(?=\s|\Z)|\n|\Z))"""
-    r"""|[|>](?=[-+\d]{0,2}[ \t]*+\n[ \t])))?+"""
+    r"""|[|>](?=[-+\d]{0,2}[ \t\r]*+\n[ \t])))?+"""
 )
 _CLOSE: Final = r"""(?:\\?["'`]|\*\*)?+\]?+"""
 # A name is one word, but for "API key" and its like.
@@ -192,14 +196,14 @@ _SENTENCE: Final = (
     r"|should|so|that|the|then|to|value|was|when|which|will|with|works"
 )
 
+# Where this stands in a command, it reads a password.
+_READS: Final = r"(?:-stdin|--with-token|sudo -S|chpasswd)"
+
 
 def _option(command: str, option: str, *, within: str = r"[^\n;|&]") -> str:
-    """Gives the pattern from a command to its option; a search ends where the command stands again, so none is long."""
+    """Gives the pattern from a command to its option. It ends where the command stands again, to be read once."""
     begin = rf"(?<![\w-])(?:{command})(?=\s)"
     return rf"{begin}(?:(?!\s(?:{option})|{begin})(?:\\\n|{within}))*+\s(?:{option})"
-
-
-_READS: Final = r"(?:-stdin|--with-token|sudo -S|chpasswd)"  # a command reads a password where this stands
 
 
 # A private key ends at its end marker or, where it was cut, with the last line that can belong to it. Markers without
@@ -254,9 +258,9 @@ _LABELLED: Final = (
     ),
     _Rule(
         "flag",
-        "--name value; a line that explains the flag goes on with a sentence or a VALUE; docker's --secret takes id=",
+        "--name value; where somebody explains the flag, it goes on with a sentence or a VALUE",
         r"(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*+)(?:[ \t]*+\\\n[ \t]*+|[ \t]++)"
-        rf"(?!-|(?:id|src|type)=|(?:{_SENTENCE}|[A-Z_]{{0,40}}(?:KEY|PASSWORD|SECRET|STRING|TOKEN|VALUE)){_END}){_QUOTE}",
+        rf"(?!-|(?:{_SENTENCE}|(?:[A-Z]{{1,20}}_){{0,4}}(?:KEY|PASSWORD|SECRET|STRING|TOKEN|VALUE)){_END}){_QUOTE}",
     ),
     _Rule(
         "assignment",
@@ -510,7 +514,7 @@ def _compiled() -> _Compiled:
     return _Compiled(
         rules=(
             *(re.compile(rule.pattern) for rule in _LABELLED),
-            re.compile(rf"(?:{commands}){_QUOTE}"),
+            re.compile(rf"(?<![\w-])(?:{commands}){_QUOTE}"),
             re.compile(rf"(?<![A-Za-z0-9])(?P<secret>{tokens})(?![A-Za-z0-9])", re.ASCII),
         ),
         names=re.compile(rf"(?:{names}){_QUALIFIER}\Z"),

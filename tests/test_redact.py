@@ -189,8 +189,9 @@ def test_a_short_plain_word_is_a_password_all_the_same() -> None:
     assert redact("DB_PASSWORD=id make") == (f"DB_PASSWORD={MARK} make", 1)
 
 
-def test_the_secrets_of_a_docker_build_are_names() -> None:
-    text = "docker build --secret id=npmrc,src=$HOME/.npmrc ."
+@pytest.mark.parametrize("flag", ["--secret {}", "--secret={}", '--secret "{}"'])
+def test_docker_names_its_secrets_without_showing_them(flag: str) -> None:
+    text = f"docker build {flag.format('id=npmrc,src=$HOME/.npmrc')} ."
     assert redact(text) == (text, 0)
 
 
