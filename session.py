@@ -34,6 +34,7 @@ ROOTS_WAIT_S: Final = 2.0
 _UNSUPPORTED_VERSION: Final = -32022
 _CLIENT_CAPABILITIES: Final = "io.modelcontextprotocol/clientCapabilities"
 _ROOTS_ID: Final = "checkpoint-roots-"
+_NO_MORE: Final = ""  # stands for the id of an answer once the input has ended
 _LIST_TTL_MS: Final = 3_600_000
 
 # ------------------------------------------------------------------------------------------------------- the server
@@ -158,7 +159,10 @@ class Server:
         }
 
     def end(self) -> None:
-        """Lets `work` return once it has answered what was queued."""
+        """Lets `work` return once it has answered what was queued. No answer of the client can come any more."""
+        with self._lock:
+            self._is_client_silent = True
+        self._roots_answers.put((_NO_MORE, None))
         self._calls.put(None)
 
     # -- the worker's side
@@ -226,8 +230,8 @@ class Server:
             request = f"{_ROOTS_ID}{self._roots_asked}"
         self._write(_line({"jsonrpc": "2.0", "id": request, "method": "roots/list"}))
         try:
-            answered = ""
-            while answered != request:
+            answered = None
+            while answered not in (request, _NO_MORE):
                 answered, answer = self._roots_answers.get(timeout=ROOTS_WAIT_S)
             roots = answer["result"]["roots"]
             return [root["uri"] for root in roots if isinstance(root["uri"], str)]

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -607,16 +608,51 @@ def test_a_client_that_never_answers_is_waited_for_once(root: Path, monkeypatch:
     monkeypatch.chdir(root)
     wired = Wired()
     wired.ask("initialize", {"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}})
-    for number in (1, 2):
-        wired.ask("tools/call", {"name": LOAD, "arguments": {}}, number)
-    wired.server.end()
-    wired.server.work()
-    assert [line.get("method") or line["id"] for line in wired.lines[1:]] == ["roots/list", 1, 2]
+    worker = threading.Thread(target=wired.server.work, daemon=True)
+    worker.start()
+
+    def load(number: int) -> list[Any]:
+        """Methods and ids of what comes until this call is answered."""
+        seen = len(wired.lines)
+        wired.server.receive(
+            b'{"jsonrpc":"2.0","id":%d,"method":"tools/call","params":{"name":"%b"}}' % (number, LOAD.encode())
+        )
+        deadline = time.monotonic() + 20
+        while not (wired.lines and wired.lines[-1].get("id") == number) and time.monotonic() < deadline:
+            os.sched_yield()
+        return [line.get("method") or line["id"] for line in wired.lines[seen:]]
+
+    assert load(11) == ["roots/list", 11]
+    assert load(12) == [12]
     wired.send({"jsonrpc": "2.0", "method": "notifications/roots/list_changed"})
-    wired.ask("tools/call", {"name": LOAD, "arguments": {}}, 3)
+    assert load(13) == ["roots/list", 13]
     wired.server.end()
-    wired.server.work()
-    assert [line.get("method") or line["id"] for line in wired.lines[4:]] == ["roots/list", 3]
+    worker.join(20)
+    assert not worker.is_alive()
+
+
+def test_the_end_of_the_input_ends_the_wait_for_roots(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "ROOTS_WAIT_S", 1000)
+    monkeypatch.chdir(root)
+    asked = threading.Event()
+    lines: list[Any] = []
+
+    def write(line: bytes) -> None:
+        lines.append(json.loads(line))
+        if lines[-1].get("method") == "roots/list":
+            asked.set()
+
+    server = session.Server(write, {"PATH": os.environ["PATH"]})
+    worker = threading.Thread(target=server.work, daemon=True)
+    worker.start()
+    for request, method in enumerate(("initialize", "tools/call", "tools/call")):
+        params = {"capabilities": {"roots": {}}, "name": LOAD}
+        server.receive(json.dumps({"jsonrpc": "2.0", "id": request, "method": method, "params": params}).encode())
+    assert asked.wait(10)
+    server.end()
+    worker.join(20)
+    assert not worker.is_alive()
+    assert [line["id"] for line in lines if "result" in line] == [0, 1, 2]
 
 
 def test_nobody_is_asked_who_offers_no_roots_or_is_of_the_modern_era(root: Path) -> None:
