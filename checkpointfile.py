@@ -297,10 +297,11 @@ def _filled(value: dict[str, Any]) -> Checkpoint:
     filled |= {"nextSteps": [], "decisions": [], "modifiedFiles": [], "recentCommands": [], "meta": {}}
     filled |= value
     if facts is not None:
-        filled["git"] = {"branch": None, **facts, "dirty": facts.get("dirty", False)}
-    tasks = [{"status": "pending", **task} for task in goal.get("tasks", [])]
+        filled["git"] = {"branch": None, "head": "", "dirty": False, **facts}
+    tasks = [{"description": "", "status": "pending", **task} for task in goal.get("tasks", [])]
     filled["goal"] = {**goal, "tasks": tasks}
-    filled["modifiedFiles"] = [{"status": "M", "source": "agent", **entry} for entry in filled["modifiedFiles"]]
+    usual = {"path": "", "status": "M", "source": "agent"}
+    filled["modifiedFiles"] = [{**usual, **entry} for entry in filled["modifiedFiles"]]
     filled["meta"] = {"redactions": 0, "truncated": False, **filled["meta"]}
     return cast("Checkpoint", filled)
 

@@ -5,7 +5,9 @@ import os
 import shutil
 import stat
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -513,9 +515,19 @@ def test_a_folder_name_with_a_newline_is_found(tmp_path: Path) -> None:
 # -------------------------------------------------------------------------------------------------- many, and huge
 
 
-def test_sixty_thousand_untracked_files_are_one_entry(repo: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SE-04: bounded in time and in size, and said. Patient with git, since a busy disk is not the point here."""
+@pytest.fixture
+def big_repo(monkeypatch: pytest.MonkeyPatch) -> Iterator[Repository]:
+    """A repository for tens of thousands of files: in memory where there is such a folder, gone afterwards, and with a
+    patient git, since a busy disk is not the point here."""
     monkeypatch.setattr(Git.__init__, "__kwdefaults__", {"limit_s": 30.0})
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Repository(Path(folder).resolve() / "repo")
+
+
+def test_sixty_thousand_untracked_files_are_one_entry(big_repo: Repository) -> None:
+    """SE-04: bounded in time and in size, and said."""
+    repo = big_repo
     repo.commit_file("src/a")
     for number in range(300):
         folder = repo.root / f"src/node_modules/{number}"
@@ -534,10 +546,10 @@ def test_sixty_thousand_untracked_files_are_one_entry(repo: Repository, monkeypa
     assert loaded["drift"]["newSince"] == []
     assert time.monotonic() - begun < 20
     assert len(loaded["brief"]) < 8192
-    shutil.rmtree(repo.root)  # pytest would keep the last three
 
 
-def test_tens_of_thousands_of_files_in_one_folder_are_cut_in_time(repo: Repository) -> None:
+def test_tens_of_thousands_of_files_in_one_folder_are_cut_in_time(big_repo: Repository) -> None:
+    repo = big_repo
     for number in range(20_000):
         (repo.root / f"{number:05}").touch()
     begun = time.monotonic()
@@ -547,7 +559,6 @@ def test_tens_of_thousands_of_files_in_one_folder_are_cut_in_time(repo: Reposito
     loaded = repo.load()
     assert time.monotonic() - begun < 10
     assert loaded["drift"]["newSince"] == []
-    shutil.rmtree(repo.root)
 
 
 def test_an_untracked_root_collapses_its_own_folders(repo: Repository) -> None:
