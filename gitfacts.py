@@ -487,8 +487,10 @@ class Hasher:
 
     def state(self, path: str, object_format: str = "sha1") -> State:
         """What is at a relative path. Never opens what is no regular file, never follows a link out of the root."""
-        if not is_inside(self._root, path):
+        if not _is_plain(path):
             return State("absent", why="outside")
+        if not is_inside(self._root, path):
+            return State("absent")  # a folder on the way became a link out of the root: git calls the file deleted, too
         full = os.path.join(self._root, path)
         try:
             status = os.lstat(full)
@@ -530,12 +532,13 @@ def _blob(object_format: str, content: bytes) -> str:
 
 def is_inside(root: str, path: str) -> bool:
     """Whether a recorded path stays below the root, `..` and links on its way considered, and out of `.git`."""
-    parts = path.rstrip("/").split("/")
-    if not path or path.startswith("/") or "\0" in path or any(part in ("", ".", "..") for part in parts):
-        return False
-    if any(part.lower() == ".git" for part in parts):
-        return False
-    return len(parts) == 1 or _is_below(os.path.realpath(os.path.join(root, *parts[:-1])), root)
+    parent = os.path.dirname(path.rstrip("/"))
+    return _is_plain(path) and (not parent or _is_below(os.path.realpath(os.path.join(root, parent)), root))
+
+
+def _is_plain(path: str) -> bool:
+    parts = path.removesuffix("/").split("/")
+    return "\0" not in path and not any(part.lower() in ("", ".", "..", ".git") for part in parts)
 
 
 def _is_below(folder: str, root: str) -> bool:

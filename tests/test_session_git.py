@@ -623,8 +623,11 @@ def test_a_file_that_cannot_be_read_or_leaves_the_root_is_not_judged(tmp_path: P
     (root / "alias").symlink_to("inside")
     (root / "inside/file").write_text("f")
     hasher = Hasher(str(root))
-    for path in ("../outside", "/etc/passwd", "link/outside", ".git/config", "a/.GIT/config", "a\0b", "", "a//b"):
+    for path in ("../outside", "/etc/passwd", ".git/config", "a/.GIT/config", "a\0b", "", "a//b", "a//", "/"):
         assert hasher.state(path).why == "outside", path
+        assert not gitfacts.is_inside(str(root), path)
+    assert not gitfacts.is_inside(str(root), "link/outside")
+    assert hasher.state("link/outside") == gitfacts.State("absent")
     assert hasher.state("alias/file").blob == blob(b"f")
 
 
