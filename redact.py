@@ -259,7 +259,7 @@ _LABELLED: Final = (
     _Rule(
         "flag",
         "--name value; where somebody explains the flag, it goes on with a sentence or a VALUE",
-        r"(?<![\w-])--?(?P<name>[A-Za-z][\w.-]*+)(?:[ \t]*+\\\n[ \t]*+|[ \t]++)"
+        r"(?<![\w.-])--?(?P<name>[A-Za-z][\w.-]*+)(?:[ \t]*+\\\n[ \t]*+|[ \t]++)"
         rf"(?!-|(?:{_SENTENCE}|(?:[A-Z]{{1,20}}_){{0,4}}(?:KEY|PASSWORD|SECRET|STRING|TOKEN|VALUE)){_END}){_QUOTE}",
     ),
     _Rule(
@@ -389,7 +389,7 @@ _COMMANDS: Final = (
 # real ones have, since a token may have been cut. `\w` is ASCII here. A token touches no letter or digit on either
 # side: `task-…` holds no `sk-…`, and what stands beside a token is none once that is gone.
 _TOKENS: Final = (
-    _Rule("1Password", "account key, service account", r"A3-[A-Z0-9]{6}-[A-Z0-9-]{26,}+|ops_eyJ[\w+/=-]{50,}+"),
+    _Rule("1Password", "account key, service account", r"A3-[A-Z0-9]{6}(?:-[A-Z0-9]{5,11}){4,5}|ops_eyJ[\w+/=-]{50,}+"),
     _Rule("Adobe", "client secret", r"p8e-[A-Za-z0-9]{30,}+"),
     _Rule("age", "secret key", r"AGE-SECRET-KEY-1[A-Z0-9]{50,}+"),
     _Rule("OpenAI, Anthropic and others", "a digit tells a key from a CSS class", r"sk-(?=[\w-]{0,60}\d)[\w-]{20,}+"),

@@ -410,6 +410,8 @@ UNITS: Final = (
     "token: |\n ",
     "token: token:",
     "sk-key: ",
+    "-live_x.",
+    "A3-AAAAAA-",
     "Bearer ",
     "Authorization: ",
     "login a ",
