@@ -1,0 +1,597 @@
+"""What git and the files themselves say about a project folder. Reads only; never runs what a repository brought along.
+
+git is optional and untrusted: it may be missing, hang, or be configured by the repository to start programs. Every call
+goes through `Git.run`, which defuses that configuration. Blob ids are computed here: git would run filters, follow
+symlinks and stop at the first missing file.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import stat
+import subprocess
+import time
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from checkpointfile import MAIN
+
+TIME_LIMIT_S: Final = 3.0
+HASH_LIMIT_S: Final = 1.5
+HASH_LIMIT_BYTES: Final = 50_000_000
+MAX_FILES: Final = 100
+_LOOSE_UNTRACKED: Final = 10  # an untracked folder with more files than these becomes one entry
+
+_EMPTY_BLOBS: Final = frozenset(
+    {
+        "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391",
+        "473a0f4c3be8a93681a267e3b1e9a7dcda1185436fe141f7749120a303721813",
+    }
+)
+
+# ------------------------------------------------------------------------------------------------------ asking git
+
+
+class GitError(Exception):
+    """git gave no answer; the message is one line. `is_plain`: there simply is no repository."""
+
+    def __init__(self, message: str, *, is_plain: bool = False) -> None:
+        super().__init__(message)
+        self.is_plain = is_plain
+
+
+class GitTimeout(GitError):
+    """git ran into the time limit and was killed, with all that it had started."""
+
+
+class Answer(NamedTuple):
+    code: int
+    output: bytes
+    error: str
+
+
+# Variables that say where the user's own configuration lies. Every other GIT_* could point to another repository.
+_KEPT: Final = frozenset({"GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"})
+_SET: Final = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",  # git before 2.44 does not know GIT_NO_LAZY_FETCH
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_PAGER": "cat",
+    "GIT_ASKPASS": "",
+    "SSH_ASKPASS": "",
+    "LC_ALL": "C",
+}
+# With -c, which git of any age understands: what the repository's own configuration would start or change.
+_DEFUSED: Final = (
+    "core.fsmonitor=false",
+    "core.hooksPath=/dev/null",
+    "core.pager=cat",
+    "core.sshCommand=false",
+    "credential.helper=",
+    "gc.auto=0",
+    "maintenance.auto=false",
+    "log.showSignature=false",
+    "color.ui=false",
+    "status.renames=true",
+    "diff.renames=true",
+    "submodule.recurse=false",
+)
+_SENTINEL: Final = "checkpoint.defused"
+
+
+def find_git(path: str, root: str) -> str | None:
+    """The first git on a PATH that does not lie in the project: a repository could have brought it along."""
+    for folder in path.split(os.pathsep):
+        candidate = os.path.join(folder, "git")
+        is_safe = os.path.isabs(folder) and not _is_below(os.path.realpath(folder), root)
+        if is_safe and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
+            return candidate
+    return None
+
+
+class Git:
+    """git in one folder for the length of one tool call. After a time-out and one retry it is not asked again."""
+
+    def __init__(self, root: str, environ: Mapping[str, str] = os.environ, *, limit_s: float = TIME_LIMIT_S) -> None:
+        self.root = root
+        self._limit_s = limit_s
+        self._executable = find_git(environ.get("PATH") or os.defpath, root)
+        self._environ = {name: value for name, value in environ.items() if not name.startswith("GIT_") or name in _KEPT}
+        self._environ |= _SET
+        self._pairs: list[tuple[str, str]] = [(_SENTINEL, "true")]
+        self._is_over = False
+        self._is_prepared = False
+
+    @property
+    def is_installed(self) -> bool:
+        return self._executable is not None
+
+    def run(self, *arguments: str, is_last_try: bool = False) -> Answer:
+        """git's exit code and output. Raises GitError when git is missing, GitTimeout when it is too slow."""
+        if not self._is_prepared:
+            self._defuse_filters()
+        return self._run(arguments, is_last_try=is_last_try)
+
+    def _defuse_filters(self) -> None:
+        """Switches off the clean filters, which git would run on a file whose times changed.
+
+        Their names come from the configuration itself. They are overruled by variables, since `-c` cannot say a name
+        with "="; a git that does not know those variables does not echo the sentinel.
+        """
+        self._is_prepared = True
+        listed = self._run(
+            ("config", "-z", "--name-only", "--get-regexp", rf"^(filter\..*\.(clean|process)|{_SENTINEL})$")
+        )
+        if listed.code > 1:
+            raise GitError(f"git: {listed.error}")
+        names = [os.fsdecode(name) for name in listed.output.split(b"\0") if name]
+        if _SENTINEL not in names and names:
+            self._is_over = True
+            raise GitError("git: is older than 2.31 and could not be kept from running this repository's filters")
+        for driver in sorted({name.rpartition(".")[0] for name in names if name != _SENTINEL}):
+            self._pairs += [(f"{driver}.clean", ""), (f"{driver}.process", ""), (f"{driver}.required", "false")]
+
+    def _run(self, arguments: Sequence[str], *, is_last_try: bool = False) -> Answer:
+        if self._executable is None:
+            raise GitError("git: is not installed")
+        if self._is_over and not is_last_try:
+            raise GitError("git: was not asked again after it ran into the time limit")
+        settings = [word for setting in _DEFUSED for word in ("-c", setting)]
+        environ = self._environ | {"GIT_CONFIG_COUNT": str(len(self._pairs))}
+        for index, (key, value) in enumerate(self._pairs):
+            environ |= {f"GIT_CONFIG_KEY_{index}": key, f"GIT_CONFIG_VALUE_{index}": value}
+        try:
+            # A session of its own: no terminal to prompt on, and one group to kill.
+            process = subprocess.Popen(
+                [self._executable, *settings, "--no-pager", *arguments],
+                cwd=self.root,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise GitError(f"git: {error.strerror}") from error
+        with process:
+            try:
+                output, errors = process.communicate(timeout=self._limit_s)
+            except subprocess.TimeoutExpired:
+                self._is_over = True
+                raise GitTimeout(f"git: no answer within {self._limit_s:g} s") from None
+            finally:
+                if process.returncode is None:  # on any way out of here nothing of it may live on
+                    with contextlib.suppress(OSError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.kill()
+        return Answer(process.returncode, output, _first_line(errors))
+
+
+def _first_line(errors: bytes) -> str:
+    """git's own reason on one line; its warnings come before it."""
+    lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
+    reason = next((line for line in lines if line.startswith(("fatal:", "error:"))), lines[0] if lines else "failed")
+    return reason.removeprefix("fatal: ").removeprefix("error: ")[:300]
+
+
+# ----------------------------------------------------------------------------------------------------- one snapshot
+
+
+class Change(NamedTuple):
+    """One path that differs from HEAD, relative to the root."""
+
+    path: str
+    status: str  # M, A, D, R, U, T or ??
+    origin: str | None = None  # the path a renamed file had
+    blob: str | None = None  # of a deleted file: the blob id it has in the index
+    kind: str | None = None  # "submodule" or "dir"
+
+
+class Snapshot(NamedTuple):
+    """A working tree at one moment. `head` is None before the first commit, `branch` on a detached HEAD."""
+
+    head: str | None
+    branch: str | None
+    is_dirty: bool
+    changes: tuple[Change, ...]
+    folders: tuple[str, ...]  # topmost folders without a tracked file, each with its "/"; "" where the root is one
+    object_format: str
+    warnings: tuple[str, ...]
+
+
+def take_snapshot(git: Git) -> Snapshot:
+    """Branch, HEAD and every change below the root. Raises GitError if git cannot tell."""
+    prefix, object_format = _place(git)
+    warnings = []
+    try:
+        answer = git.run(*_STATUS, "--untracked-files=all", "--", ".")
+    except GitTimeout:
+        answer = git.run(*_STATUS, "--untracked-files=no", "--", ".", is_last_try=True)
+        warnings.append("git was slow: untracked files were not scanned.")
+    _expect_success(answer)
+    head, branch, records = read_status(answer.output)
+    changes, skipped = read_changes(git.root, records, os.fsencode(prefix))
+    if skipped:
+        warnings.append(f"Left out {skipped} file name(s) that are not UTF-8.")
+    folders: tuple[str, ...] = ()
+    if len(changes) > MAX_FILES and not warnings:
+        folders = _untracked_folders(git, os.fsencode(prefix))
+    return Snapshot(head, branch, bool(changes or skipped), tuple(changes), folders, object_format, tuple(warnings))
+
+
+# --ignore-submodules=dirty: looking into a submodule would run that repository's own filters.
+_STATUS: Final = ("status", "--porcelain=v2", "-z", "--branch", "--no-ahead-behind", "--ignore-submodules=dirty")
+
+
+def _expect_success(answer: Answer) -> None:
+    if answer.code != 0:
+        raise GitError(f"git: {answer.error}")
+
+
+def _place(git: Git) -> tuple[str, str]:
+    """The root's place in the repository ("" or "a/b/") and the object format."""
+    answer = git.run("rev-parse", "--show-toplevel", "--show-prefix", "--show-object-format")
+    if answer.code != 0:
+        is_plain = answer.error.startswith("not a git repository") and not os.path.lexists(
+            os.path.join(git.root, ".git")
+        )
+        raise GitError("not a git repository" if is_plain else f"git: {answer.error}", is_plain=is_plain)
+    said, _, object_format = answer.output.removesuffix(b"\n").rpartition(b"\n")
+    # Compared whole with what each parent folder would give, since a folder's name may hold a newline.
+    top, prefix = os.fsencode(git.root), b""
+    while said != top + b"\n" + prefix:
+        above, name = os.path.split(top)
+        if above == top:
+            raise GitError("git: the repository's work tree is elsewhere (core.worktree)")
+        top, prefix = above, name + b"/" + prefix
+    return os.fsdecode(prefix), "sha256" if object_format == b"sha256" else "sha1"
+
+
+def _untracked_folders(git: Git, prefix: bytes) -> tuple[str, ...]:
+    try:
+        answer = git.run(*_STATUS, "--untracked-files=normal", "--", ".")
+    except GitError:
+        return ()
+    names = [record[2:] for record in answer.output.split(b"\0") if record.startswith(b"? ") and record.endswith(b"/")]
+    if any(prefix.startswith(name) for name in names):
+        return ("",)
+    inside = [_relative(name, prefix) for name in names]
+    return tuple(name for name in inside if name)
+
+
+def read_status(output: bytes) -> tuple[str | None, str | None, list[bytes]]:
+    """HEAD, branch and records of `status --porcelain=v2 -z --branch`. Unknown headers are passed over."""
+    head = branch = None
+    records = []
+    for record in output.split(b"\0"):
+        if record.startswith(b"# branch.oid "):
+            head = record[13:].decode()
+        elif record.startswith(b"# branch.head "):
+            branch = record[14:].decode("utf-8", "replace")
+        elif record and not record.startswith(b"# "):
+            records.append(record)
+    return None if head == "(initial)" else head, None if branch == "(detached)" else branch, records
+
+
+_FIELDS_BEFORE_PATH: Final = {b"1": 8, b"2": 9, b"u": 10}
+
+
+def read_changes(root: str, records: Iterable[bytes], prefix: bytes) -> tuple[list[Change], int]:
+    """The changes in status records, one per path, and the number of names that are not UTF-8."""
+    changes: dict[str, Change] = {}
+    skipped = 0
+    rest = iter(records)
+    for record in rest:
+        kind = record[:1]
+        old = None
+        if kind == b"?":
+            fields: list[bytes] = []
+            name = record[2:]
+        elif kind in _FIELDS_BEFORE_PATH:
+            *fields, name = record.split(b" ", _FIELDS_BEFORE_PATH[kind])
+            old = next(rest, None) if kind == b"2" else None
+        else:
+            continue
+        path = _relative(name, prefix)
+        if path is None:
+            skipped += name.startswith(prefix)
+            continue
+        if path.startswith(MAIN) and "/" not in path:
+            continue
+        origin = _relative(old, prefix) if old else None
+        change = _read_change(root, path, kind, [field.decode() for field in fields], origin)
+        if change and not (path in changes and change.status == "D"):
+            changes[path] = change
+    return list(changes.values()), skipped
+
+
+def _relative(name: bytes, prefix: bytes) -> str | None:
+    """A path below the root; None for one outside of it or one that is not UTF-8."""
+    try:
+        return name[len(prefix) :].decode() if name.startswith(prefix) else None
+    except UnicodeDecodeError:
+        return None
+
+
+def _read_change(root: str, path: str, kind: bytes, fields: list[str], origin: str | None) -> Change | None:
+    if kind == b"?":
+        return Change(path, "??", kind="dir" if path.endswith("/") else None)
+    both = fields[1]
+    staged, unstaged = both[0], both[1]
+    is_submodule = fields[2].startswith("S")
+    if not _is_present(os.path.join(root, path), is_submodule=is_submodule):
+        if kind != b"u" and (staged in "AC" or unstaged == "A"):
+            return None  # added and gone again: there is nothing to say
+        blob = fields[7] if kind == b"1" and staged == "." else None
+        return Change(path, "D", blob=blob, kind="submodule" if is_submodule else None)
+    if kind == b"u":
+        status = "U"
+    elif "D" in both:
+        status = "??"  # only the index has lost it (git rm --cached)
+    elif "R" in both:
+        status = "R"
+    elif "A" in both or "C" in both:
+        status = "A"
+    else:
+        status = "T" if "T" in both else "M"
+    return Change(path, status, origin if status == "R" else None, kind="submodule" if is_submodule else None)
+
+
+def _is_present(path: str, *, is_submodule: bool) -> bool:
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode) == is_submodule
+    except (OSError, ValueError):
+        return False
+
+
+def collapse(snapshot: Snapshot) -> tuple[list[Change], list[str]]:
+    """The changes with big untracked folders as one entry each, and a warning for each of those."""
+    folders = set(snapshot.folders)
+    if "" in folders:
+        folders = {change.path.partition("/")[0] + "/" for change in snapshot.changes if "/" in change.path}
+    collapsed: dict[str, int] = dict.fromkeys(folders, 0)
+    homes: dict[str, str] = {}
+    for change in snapshot.changes:
+        home = _home(change.path, collapsed) if change.status == "??" else None
+        if home:
+            homes[change.path] = home
+            collapsed[home] += 1
+    big = {folder for folder, count in collapsed.items() if count > _LOOSE_UNTRACKED}
+    changes = [change for change in snapshot.changes if homes.get(change.path) not in big]
+    changes += [Change(folder, "??", kind="dir") for folder in sorted(big)]
+    return changes, [f"{collapsed[folder]} untracked file(s) in {folder} stand as one entry." for folder in sorted(big)]
+
+
+def _home(path: str, folders: Mapping[str, int]) -> str | None:
+    end = path.find("/") + 1
+    while end:
+        if path[:end] in folders and path[:end] != path:
+            return path[:end]
+        end = path.find("/", end) + 1
+    return None
+
+
+def is_tracked(git: Git, name: str) -> bool:
+    """Whether git has this file of the root, in any spelling. Raises GitError if git cannot tell."""
+    answer = git.run("--icase-pathspecs", "ls-files", "-z", "--", name)
+    _expect_success(answer)
+    return any(listed.lower() == name.encode() for listed in answer.output.split(b"\0"))
+
+
+def is_ignored(git: Git, names: Sequence[str]) -> bool:
+    """Whether git ignores all these files of the root. Raises GitError if git cannot tell."""
+    answer = git.run("check-ignore", "--", *names)
+    if answer.code > 1:
+        raise GitError(f"git: {answer.error}")
+    return len(answer.output.splitlines()) == len(names)
+
+
+# --------------------------------------------------------------------------------------------------------- history
+
+
+class History(NamedTuple):
+    """How a saved commit lies to HEAD."""
+
+    is_ancestor: bool
+    commits: int | None = None  # on HEAD since then
+    subjects: tuple[tuple[str, str], ...] = ()  # (id, first line) of the newest of them
+    holder: str | None = None  # where it is no ancestor: some ref that still has it
+
+
+def history(git: Git, saved: str) -> History:
+    """Where a saved commit is now; by ancestry, since counting lies after a reset or an amend. Raises GitError."""
+    if git.run("merge-base", "--is-ancestor", saved, "HEAD").code == 0:
+        counted = git.run("rev-list", "--count", "--end-of-options", f"{saved}..HEAD")
+        _expect_success(counted)
+        commits = int(counted.output)
+        return History(True, commits, _subjects(git, saved) if commits else ())
+    holders = git.run(
+        "for-each-ref", "--count=1", "--format=%(refname:short)", f"--contains={saved}", "refs/heads", "refs/remotes",
+        "refs/tags",
+    )  # fmt: skip
+    found = holders.output.decode("utf-8", "replace").strip() if holders.code == 0 else ""
+    return History(False, holder=found or None)
+
+
+def _subjects(git: Git, saved: str) -> tuple[tuple[str, str], ...]:
+    answer = git.run(
+        "rev-list", "--max-count=5", "--encoding=UTF-8", "--format=%x00%H %s", "--end-of-options", f"{saved}..HEAD"
+    )
+    lines = answer.output.decode("utf-8", "replace").split("\n")
+    found = [line[1:].partition(" ") for line in lines if line.startswith("\0")]
+    return tuple((commit[:9], subject) for commit, _, subject in found)
+
+
+def committed_since(git: Git, saved: str) -> dict[str, str] | None:
+    """Paths below the root whose entry in HEAD differs from that in a commit, with the blob id they had there.
+
+    None where git does not have that commit. Two trees are compared: `git diff` with the work tree would write the
+    index, GIT_OPTIONAL_LOCKS or not. Raises GitError.
+    """
+    answer = git.run(
+        "diff-tree", "-r", "-z", "--raw", "--no-abbrev", "--no-renames", "--relative", "--end-of-options", saved,
+        "HEAD", "--", ".",
+    )  # fmt: skip
+    if answer.code != 0:
+        return None
+    fields = answer.output.split(b"\0")
+    found = {}
+    for said, name in zip(fields[::2], fields[1::2], strict=False):
+        path = _relative(name, b"")
+        if path and not (path.startswith(MAIN) and "/" not in path):
+            found[path] = said.split(b" ")[2].decode()
+    return found
+
+
+_commit: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?\n").fullmatch
+
+
+def submodule_head(git: Git, path: str) -> str | None:
+    """The commit that is checked out in a submodule; None where there is none. Raises GitError."""
+    folder = os.path.join(git.root, path)
+    if not os.path.lexists(os.path.join(folder, ".git")):
+        return None  # not initialised: git would answer for the repository around it
+    inner = git.run("-C", folder, "rev-parse", "--show-toplevel")
+    if inner.code != 0 or inner.output != os.fsencode(os.path.realpath(folder)) + b"\n":
+        return None
+    answer = git.run("-C", folder, "rev-parse", "HEAD")
+    return answer.output.decode().strip() if answer.code == 0 and _commit(answer.output) else None
+
+
+# ----------------------------------------------------------------------------------------------------------- files
+
+
+class State(NamedTuple):
+    """What is at a path now: "file", "link", "dir", "absent" or "other"; `why` there is no blob id."""
+
+    kind: str
+    blob: str | None = None
+    why: str | None = None  # "large", "slow", "unreadable", "outside"
+
+
+class Hasher:
+    """Blob ids of files below a root, as git would give them to the bytes on disk, within a limit of time in all.
+
+    Line ends are not converted: what counts is whether the bytes on the disk changed.
+    """
+
+    def __init__(self, root: str, limit_s: float = HASH_LIMIT_S, limit_bytes: int = HASH_LIMIT_BYTES) -> None:
+        self._root = root
+        self._deadline = time.monotonic() + limit_s
+        self._limit_bytes = limit_bytes
+
+    def state(self, path: str, object_format: str = "sha1") -> State:
+        """What is at a relative path. Never opens what is no regular file, never follows a link out of the root."""
+        if not _is_plain(path):
+            return State("absent", why="outside")
+        if not is_inside(self._root, path):
+            return State("absent")  # a folder on the way became a link out of the root: git calls the file deleted, too
+        full = os.path.join(self._root, path)
+        try:
+            status = os.lstat(full)
+            if stat.S_ISLNK(status.st_mode):
+                return State("link", _blob(object_format, os.fsencode(os.readlink(full))))
+            if stat.S_ISDIR(status.st_mode):
+                return State("dir")
+            if not stat.S_ISREG(status.st_mode):
+                return State("other")
+            return self._file(full, object_format)
+        except (FileNotFoundError, NotADirectoryError):
+            return State("absent")
+        except (OSError, ValueError):
+            return State("file", why="unreadable")
+
+    def _file(self, full: str, object_format: str) -> State:
+        descriptor = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb", buffering=0) as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return State("other")
+            if status.st_size > self._limit_bytes:
+                return State("file", why="large")
+            digest = hashlib.new(object_format, b"blob %d\0" % status.st_size, usedforsecurity=False)
+            read = 0
+            while chunk := file.read(1 << 20):
+                if time.monotonic() > self._deadline:
+                    return State("file", why="slow")
+                digest.update(chunk)
+                read += len(chunk)
+            # A file that grew or shrank meanwhile has no blob id that anybody could compare.
+            return State("file", digest.hexdigest()) if read == status.st_size else State("file", why="unreadable")
+
+
+def _blob(object_format: str, content: bytes) -> str:
+    header = b"blob %d\0" % len(content)
+    return hashlib.new(object_format, header + content, usedforsecurity=False).hexdigest()
+
+
+def is_inside(root: str, path: str) -> bool:
+    """Whether a recorded path stays below the root, `..` and links on its way considered, and out of `.git`."""
+    parent = os.path.dirname(path.rstrip("/"))
+    return _is_plain(path) and (not parent or _is_below(os.path.realpath(os.path.join(root, parent)), root))
+
+
+def _is_plain(path: str) -> bool:
+    parts = path.removesuffix("/").split("/")
+    return "\0" not in path and not any(part.lower() in ("", ".", "..", ".git") for part in parts)
+
+
+def _is_below(folder: str, root: str) -> bool:
+    return folder == root or folder.startswith(root.rstrip("/") + "/")
+
+
+def place_named(root: str, path: str) -> str | None:
+    """The path below the root that an agent's path means; None where it leaves the root or enters `.git`."""
+    try:
+        full = os.path.normpath(os.path.join(root, path))
+        folder = os.path.realpath(os.path.dirname(full))
+    except ValueError:
+        return None
+    if full == "/" or not _is_below(folder, root):
+        return None
+    relative = os.path.relpath(os.path.join(folder, os.path.basename(full)), root)
+    try:
+        relative.encode()  # a link may have led to a folder whose name is no text
+    except UnicodeEncodeError:
+        return None
+    return relative if is_inside(root, relative) else None
+
+
+def is_same_file(root: str, given: str, path: str) -> bool:
+    """Whether a spelling means an existing path: it reaches the same file, as where case is ignored, or none at all
+    and the names differ in the composition of their accents only."""
+    try:
+        theirs = os.lstat(os.path.join(root, path))
+        ours = os.lstat(os.path.join(root, given))
+    except (OSError, ValueError):
+        return unicodedata.normalize("NFC", given) == unicodedata.normalize("NFC", path)
+    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
+
+
+def changed_at_ms(root: str, path: str) -> int | None:
+    """When a file's inode last changed; None where there is no file."""
+    try:
+        return os.lstat(os.path.join(root, path)).st_ctime_ns // 1_000_000
+    except (OSError, ValueError):
+        return None
+
+
+def pair_moves(changes: Sequence[tuple[Change, State]]) -> dict[str, str]:
+    """New path to old path for files that were moved without telling git: the only two with this content."""
+    gone: dict[str, list[str]] = {}
+    fresh: dict[str, list[str]] = {}
+    for change, state in changes:
+        if change.status == "D" and change.blob and change.kind is None:
+            gone.setdefault(change.blob, []).append(change.path)
+        elif change.status == "??" and state.kind == "file" and state.blob:
+            fresh.setdefault(state.blob, []).append(change.path)
+    return {
+        fresh[blob][0]: paths[0]
+        for blob, paths in gone.items()
+        if len(paths) == len(fresh.get(blob, ())) == 1 and blob not in _EMPTY_BLOBS
+    }
