@@ -24,8 +24,11 @@ def main() -> int:
     sys.path[:] = [here, *others]
     # Installed, "checkpoint" already names the folder we were found in; from here on it names checkpoint.py.
     sys.modules.pop("checkpoint", None)
-    from checkpoint import main as run
-
+    if sys.argv[1:] in (["session"], ["session", "serve"]):
+        # An agent waits for it at every start: it does without the command line's imports.
+        from session import main as run
+    else:
+        from checkpoint import main as run
     return run()
 
 

@@ -61,7 +61,7 @@ exit codes:
 
 # Known, so that nobody takes them for misspelt; refused, since without them it would not be what was asked for.
 _LATER: Final = frozenset(
-    {"--call-id-key", "--call-timeout", "--restart-upstream", "--annotate-results", "journal", "session", "report"}
+    {"--call-id-key", "--call-timeout", "--restart-upstream", "--annotate-results", "journal", "report"}
 )
 _LATER_PREFIX: Final = "--report-"
 _LATER_MODES: Final = frozenset({"fork", "ordered", "matched", "undelivered"})
@@ -107,9 +107,51 @@ def build_parser(*, has_commands: bool = True) -> argparse.ArgumentParser:
             "compares what the journal says with what the server really did.\nWrites to a temporary folder only.",
         )
         demo.set_defaults(run=_cmd_demo)
+        _add_session_commands(commands)
     _add_relay_options(parser)
     _add_journal_options(parser)
     return parser
+
+
+def _add_session_commands(commands: Any) -> None:
+    session = commands.add_parser(
+        "session",
+        help="the session server, and what it does on the command line",
+        description="An MCP server on stdio that saves where a coding session stands and hands it to the\nnext one. "
+        "Without a command of its own: serve.",
+    )
+    session.set_defaults(run=_cmd_session_serve)
+    own = session.add_subparsers(title="commands", metavar="COMMAND", prog="checkpoint session")
+    serve = own.add_parser("serve", help="the server (default)", description="Serves MCP on stdin and stdout.")
+    serve.set_defaults(run=_cmd_session_serve)
+    brief = own.add_parser(
+        "brief",
+        help="print what the next session reads",
+        description="Prints what load_session_checkpoint answers; one line if there is nothing to resume.",
+    )
+    brief.set_defaults(run=_cmd_session_brief)
+    brief.add_argument("--format", choices=("brief", "full"), default="brief", help="how much (%(default)s)")
+    brief.add_argument(
+        "--hook",
+        action="store_true",
+        help="for a SessionStart hook: capped, and silent for a checkpoint that git tracks",
+    )
+    save = own.add_parser(
+        "save",
+        help="save a checkpoint",
+        description="Does what save_session_checkpoint does, with the same JSON as its arguments.",
+    )
+    save.set_defaults(run=_cmd_session_save)
+    save.add_argument("--json", metavar="FILE", required=True, help="the arguments as a JSON object; - for stdin")
+    doctor = own.add_parser(
+        "doctor",
+        help="say what the server would see",
+        description="Root and why, the state of checkpoint, backup and git, and what a client gets.",
+    )
+    doctor.set_defaults(run=_cmd_session_doctor)
+    doctor.add_argument("--json", action="store_true", help="as one JSON object")
+    for command in (brief, save, doctor):
+        command.add_argument("--project-root", metavar="DIR", help="the project (default: found from here)")
 
 
 def _add_relay_options(parser: argparse.ArgumentParser) -> None:
@@ -462,6 +504,43 @@ def _cmd_demo(args: argparse.Namespace) -> int:
         return run(_own_command(), _show)
     except DemoError as error:
         return _fail(_FAILED, error)
+
+
+def _cmd_session_serve(args: argparse.Namespace) -> int:
+    from session import main as serve
+
+    return serve()
+
+
+def _cmd_session_brief(args: argparse.Namespace) -> int:
+    from session import brief
+
+    return _answer(lambda: brief(args.project_root, is_full=args.format == "full", is_hook=args.hook))
+
+
+def _cmd_session_save(args: argparse.Namespace) -> int:
+    from session import save
+
+    return _answer(lambda: save(args.json, args.project_root))
+
+
+def _cmd_session_doctor(args: argparse.Namespace) -> int:
+    from session import doctor
+
+    return _answer(lambda: doctor(args.project_root, as_json=args.json))
+
+
+def _answer(ask: Callable[[], str]) -> int:
+    """Prints what a session command answers, if it answers anything."""
+    from session import SessionError
+
+    try:
+        text = ask()
+    except SessionError as error:
+        return _fail(_FAILED, error)
+    if text:
+        _show(text)
+    return _DONE
 
 
 def _show(text: str) -> None:

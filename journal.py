@@ -464,7 +464,6 @@ class Journal:
                 self._insert(database, fact, epoch, settled_below)
         self._wal_inode = self._wal_inode or inode_of(self._files.wal)
         self._epoch = self._newest_epoch = epoch
-        self._left_open = []
         self._new_pages += _PAGES_PER_COMMIT + sum(map(_size, facts)) // _PAGE_BYTES
         for fact in facts:
             self._remember(fact)

@@ -5,6 +5,7 @@ longer than all the rest. Both protocol eras are served, message by message: a r
 when its `_meta` says so. The main thread reads and answers at once; one worker runs the tool calls in their order.
 """
 
+import contextlib
 import json
 import os
 import queue
@@ -382,6 +383,16 @@ def serve() -> int:
         server.end()
         worker.join()
     return 0
+
+
+def main() -> int:
+    """`serve` as a whole program: an expected failure is one line on stderr and exit code 1."""
+    try:
+        return serve()
+    except SessionError as error:
+        with contextlib.suppress(OSError):
+            os.write(2, f"checkpoint: {error}\n".encode())
+        return 1
 
 
 # -------------------------------------------------------------------------------------------------- command line

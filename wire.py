@@ -8,7 +8,6 @@ Spans are kept as the exact bytes of the line. Values are looked at, never writt
 invalid UTF-8 of a peer survive because nothing is ever re-encoded.
 """
 
-import hashlib
 import json
 import math
 import re
@@ -393,6 +392,8 @@ def parse(value: bytes) -> Any:
 
 def signature(tool: str, arguments: Any) -> str:
     """SHA-256 over tool name and canonical arguments; absent, null and {} are one."""
+    import hashlib  # the session server never gets here, and its clients wait for its start
+
     return hashlib.sha256(canonical([tool, {} if arguments is None else arguments]).encode("ascii")).hexdigest()
 
 

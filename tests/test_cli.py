@@ -148,7 +148,7 @@ def test_flags_of_later_versions_are_refused_as_such(argv: list[str], capfd: pyt
 
 
 @pytest.mark.parametrize(
-    "argv", [["journal", "list", "j.db", "--json"], ["session"], ["session", "serve", "--help"], ["report", "flush"]]
+    "argv", [["journal", "list", "j.db", "--json"], ["report", "flush"], ["report", "flush", "--help"]]
 )
 def test_commands_of_later_versions_are_refused_as_such(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert main(argv) == 2
@@ -409,3 +409,28 @@ def test_a_start_imports_nothing_that_it_does_not_need(mirror: Path, tmp_path: P
     assert {"asyncio", "sqlite3", "relay", "supervisor"} <= imported
     heavy = {"anyio", "email", "http", "importlib.metadata", "jsonschema", "multiprocessing", "pathlib", "shutil"}
     assert not imported & (heavy | {"_ssl", "tempfile", "urllib.request", "demo"})
+
+
+def test_session_commands_answer_from_the_command_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "save.json").write_text('{"goal": "ship it"}', "utf-8")
+    assert main(["session", "brief"]) == 0
+    assert capfd.readouterr().out.startswith("Nothing to resume")
+    assert main(["session", "save", "--json", "save.json"]) == 0
+    assert f"Checkpoint saved to {tmp_path}/.claude-checkpoint" in capfd.readouterr().out
+    assert main(["session", "brief", "--project-root", str(tmp_path)]) == 0
+    assert "## Goal\nship it" in capfd.readouterr().out
+    assert main(["session", "doctor", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["root"]
+
+
+def test_a_session_command_that_fails_says_so_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["session", "save", "--json", "missing.json"]) == 1
+    assert capfd.readouterr().err == "checkpoint: missing.json: No such file or directory\n"
+    assert main(["session", "save"]) == 2
+    assert "--json" in capfd.readouterr().err

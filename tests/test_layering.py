@@ -15,12 +15,22 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 # Arguments and wiring on top, the edges below, the leaves at the bottom; nothing points upwards.
 PICTURE: Final = {
-    "__main__": {"checkpoint"},
+    "__main__": {"checkpoint", "session"},
     "checkpoint": {
-        *("demo", "supervisor", "upstream", "streams"),
+        *("demo", "session", "supervisor", "upstream", "streams"),
         *("relay", "turn", "refusals", "places", "journal", "storage"),
     },
     "demo": set(),
+    "session": {"sessiontools", "toolspec", "wire"},
+    "sessiontools": {"brief", "checkpointfile", "compose", "drift", "gitfacts", "plaintext", "toolspec"},
+    "brief": {"checkpointfile", "drift", "plaintext"},
+    "compose": {"checkpointfile", "gitfacts", "plaintext", "toolspec"},
+    "drift": {"checkpointfile", "gitfacts", "plaintext"},
+    "gitfacts": {"checkpointfile"},
+    "checkpointfile": {"toolspec"},
+    "plaintext": {"redact"},
+    "toolspec": set(),
+    "redact": set(),
     "supervisor": {"journal", "refusals", "relay", "streams", "turn", "upstream", "wire"},
     "relay": {"calls", "hints", "journal", "refusals", "turn", "wire"},
     "calls": {"hints", "journal", "places", "refusals", "storage", "turn", "wire"},

@@ -190,7 +190,7 @@ def test_discover_without_meta_is_refused() -> None:
         (b'{"jsonrpc":"2.0","id":"nobody asked","result":{}}', None),
         (b'{"jsonrpc":"2.0","id":8,"result":{}}', None),
         (b'{"jsonrpc":"2.0","id":"s","result":' + b"9" * 5000 + b"}", None),
-        (b'  \xef\xbb\xbf{"jsonrpc":"2.0","id":"s","result":null} \r', None),
+        (b'\xef\xbb\xbf  {"jsonrpc":"2.0","id":"s","result":null} \r', None),
     ],
 )
 def test_odd_lines_are_answered_by_the_book_or_dropped(line: bytes, answer: tuple[int, Any] | None) -> None:

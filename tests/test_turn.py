@@ -298,7 +298,7 @@ def test_the_drill_after_reserve_leaves_a_row_and_no_byte_upstream(path: Path) -
 
 
 def test_the_drill_at_mid_upstream_waits_until_the_call_is_written_and_no_answer_is_read(path: Path) -> None:
-    bench = strike(path, "mid_upstream")
+    bench = strike(path, "mid_upstream", 1)
     bench.up.is_full = True
     bench.ask(call(1))
     assert (bench.up.lines, bench.statuses()) == ([call(1)], ["PENDING"])
