@@ -5,6 +5,7 @@ does not need is imported afterwards, so that our start hides behind upstream's.
 """
 
 import argparse
+import contextlib
 import gc
 import os
 import sys
@@ -552,10 +553,12 @@ def _show(text: str) -> None:
 
 
 def _say(text: str) -> None:
-    try:
-        os.write(2, (text + "\n").encode("utf-8", "backslashreplace"))
-    except OSError:
-        pass
+    """Writes a message to stderr, unless that would have to be waited for."""
+    import select
+
+    with contextlib.suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
 def _fail(code: int, error: BaseException) -> int:

@@ -120,7 +120,7 @@ class Reader:
         """
         self.pause()
         with contextlib.suppress(OSError):
-            left = 0 if self.is_ended or not self._is_polled else _readable_bytes(self._fd)
+            left = 0 if self.is_ended else _readable_bytes(self._fd)
             while left > 0 and (count := self._read()):
                 left -= count
         if not self.is_ended:

@@ -31,6 +31,9 @@ _GRACE_S: Final = 1.0  # for each step of ending: stdin closed, SIGTERM, SIGKILL
 # SIGTERM after EOF comes two seconds before SIGKILL: answers get one second, the steps of ending a quarter each.
 _HURRIED_ANSWERS_S: Final = 1.0
 _HURRIED_GRACE_S: Final = 0.25
+# Clients that only probed send SIGTERM, and SIGKILL after one second: an upstream that is deaf to the end of its input
+# must have had its signals by then.
+_IDLE_GRACE_S: Final = 0.4
 
 
 class Supervisor:
@@ -120,7 +123,8 @@ class Supervisor:
                 reader.resume()
             else:
                 reader.pause()
-        self._changed.set()
+        if self._is_ending or self._is_upstream_gone:  # until then nobody waits for a line, and waking costs as much
+            self._changed.set()
 
     def _written(self) -> None:
         self._relay.when_written()
@@ -191,20 +195,23 @@ class Supervisor:
             status = self._exited.result()
             how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
             _log.error("upstream %r ended by itself (%s)", self._upstream.name, how)
-        self._from_downstream.read_rest()
         await self._settle(Cause.UPSTREAM_LOST)
         return INTERRUPTED if self._signals.count > 1 else UPSTREAM_LOST
 
     async def _drain(self) -> int:
         """Downstream went first, or we are told to end: answers are awaited, journaled, and then upstream is ended."""
         self._deadline = min(self._deadline, self._loop.time() + self._drain_timeout_s)
+        if self._signals.count and self._relay.is_idle:
+            self._grace_s = min(self._grace_s, _IDLE_GRACE_S)
         await self._until_deadline(lambda: self._relay.is_idle or self._is_upstream_gone)
         await self._until(
             lambda: not self._relay.has_open_requests or self._is_upstream_gone,
             timeout_s=min(self._grace_s, max(0.0, self._deadline - self._loop.time())),
         )
         cause = Cause.UPSTREAM_LOST if self._is_upstream_gone else Cause.RELAY_LOST
-        if not self._exited.done():  # else what it has not read can still be counted
+        if self._is_upstream_mute:  # its stdout ends a moment before it does
+            await self._until(self._exited.done, timeout_s=self._grace_s)
+        if not self._exited.done():  # else the kernel can still count what it has not read
             self._relay.is_upstream_stdin_closed = True
             self._to_upstream.close()
         if self._journal is None and not self._signals.count:

@@ -3,18 +3,19 @@
 `python agent.py WORDS...` starts the words. Killed, it leaves the relay the way a crashed agent does.
 """
 
+import os
 import subprocess
 import sys
 import threading
-from typing import IO
 
 
-def copy(source: IO[bytes], sink: IO[bytes]) -> None:
-    """Passes lines on until the end of input, then closes the sink."""
-    for line in source:
-        sink.write(line)
-        sink.flush()
-    sink.close()
+def copy(source: int, sink: int) -> None:
+    """Passes bytes on until the end of input, then closes the sink."""
+    while piece := os.read(source, 65536):
+        view = memoryview(piece)
+        while view:  # a write that SIGSTOP interrupts takes a part
+            view = view[os.write(sink, view) :]
+    os.close(sink)
 
 
 def main() -> int:
@@ -22,8 +23,9 @@ def main() -> int:
     relay = subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert relay.stdin is not None
     assert relay.stdout is not None
-    threading.Thread(target=copy, args=(sys.stdin.buffer, relay.stdin), daemon=True).start()
-    copy(relay.stdout, sys.stdout.buffer)
+    threading.Thread(target=copy, args=(0, os.dup(relay.stdin.fileno())), daemon=True).start()
+    relay.stdin.close()
+    copy(relay.stdout.fileno(), 1)
     return relay.wait()
 
 

@@ -51,9 +51,10 @@ def record(ledger: str, line: str) -> None:
 def send(message: dict[str, Any]) -> None:
     """Writes one line to the client, whole."""
     line = json.dumps(message, separators=(",", ":")) + "\n"
+    view = memoryview(line.encode("ascii"))
     with _lock:
-        sys.stdout.buffer.write(line.encode("ascii"))
-        sys.stdout.buffer.flush()
+        while view:  # under PYTHONUNBUFFERED sys.stdout.buffer would drop what a write that is interrupted leaves over
+            view = view[os.write(1, view) :]
 
 
 def text(value: str) -> dict[str, Any]:

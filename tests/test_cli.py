@@ -434,3 +434,22 @@ def test_a_session_command_that_fails_says_so_in_one_line(
     assert capfd.readouterr().err == "checkpoint: missing.json: No such file or directory\n"
     assert main(["session", "save"]) == 2
     assert "--json" in capfd.readouterr().err
+
+
+def test_a_message_is_dropped_rather_than_waited_for(tmp_path: Path) -> None:
+    unread, full = os.pipe()
+    try:
+        os.set_blocking(full, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(full, b"x" * 4096)
+        os.set_blocking(full, True)
+        for argv, code in (
+            (["--nonsense"], 2),
+            (["--", "/missing/server"], 5),
+            (["--journal", "/no/j.db", *SERVER], 4),
+        ):
+            assert subprocess.run([sys.executable, ROOT, *argv], stderr=full, timeout=30).returncode == code
+    finally:
+        os.close(unread)
+        os.close(full)

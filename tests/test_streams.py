@@ -243,15 +243,11 @@ def test_a_file_is_not_read_while_paused(tmp_path: Path) -> None:
             heard = Heard(file.fileno())
             heard.reader.start()
             await heard.until(lambda: bool(heard.lines))
-            for _ in range(50):  # pausing and resuming gives no more than one read each
+            for _ in range(50):  # a resumption gives no more than one read
                 heard.reader.pause()
                 heard.reader.resume()
             heard.reader.pause()
-            async for _ in turns(200):
-                pass
-            before = len(heard.lines)
-            async for _ in turns(200):
-                assert len(heard.lines) == before
+            await asyncio.sleep(0.2)  # time enough for what must not happen
             assert os.lseek(file.fileno(), 0, os.SEEK_CUR) < 1_000_000
             heard.reader.resume()
             await heard.until_end()
