@@ -24,10 +24,6 @@ INVALID_REQUEST: Final = -32600
 METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
-# Answers of upstream that are no outcome. Source: MCP 2025-11-25 (-32042), the official SDKs (-32000, -32001).
-URL_ELICITATION_REQUIRED: Final = -32042
-CONNECTION_CLOSED: Final = -32000
-REQUEST_TIMED_OUT: Final = -32001
 
 TOOLS_CALL: Final = "tools/call"
 CANCELLED: Final = "notifications/cancelled"
@@ -99,6 +95,7 @@ class Upstream(NamedTuple):
 
     answers: tuple[Answer, ...] = ()
     methods: tuple[tuple[str, Id | None], ...] = ()
+    objects: int = 1  # how many objects it holds, on its own or in arrays
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -213,7 +210,7 @@ def _matcher(pattern: str) -> Callable[[str, int], re.Match[str] | None]:
 
 
 _SPACE: Final = r"[ \t\n\r]*+"
-_STRING: Final = r'"(?:[^"\\]++|\\.)*+"'
+_STRING: Final = r'"(?:[^"\\]++|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+"'
 _SCALAR: Final = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?|true|false|null|NaN|-?Infinity"
 # The groups are the key as it is written, and again where that is also how it reads.
 _KEY: Final = rf'("([^"\\\x00-\x1f]*+)"|{_STRING}){_SPACE}:{_SPACE}'
@@ -563,32 +560,76 @@ def _refused(code: int, message: str, id_bytes: bytes = b"null") -> WireError:
 def read_upstream(line: bytes, *, is_first: bool = False) -> Upstream | None:
     """What one line from upstream answers and asks; None where no JSON object is found in it.
 
-    Reads as far as it can: what follows the first value is nothing to some parsers and the next message to others.
+    A bare carriage return ends a line for clients that read with universal newlines, so what it cuts off counts too.
     """
+    read = _read_upstream(line, is_first=is_first)
+    if b"\r" in line.rstrip(b"\r\n"):
+        start = 0
+        for fragment in line.split(b"\r"):
+            more = _read_upstream(fragment, start=start)
+            answers = [answer for answer in more.answers if answer not in read.answers]
+            read = Upstream((*read.answers, *answers), read.methods + more.methods, max(read.objects, more.objects))
+            start += len(fragment) + 1
+    return read if read.objects else None
+
+
+def _read_upstream(line: bytes, *, start: int = 0, is_first: bool = False) -> Upstream:
+    """Reads as far as it can: to some parsers, what follows the first value is nothing, to others the next message."""
     text = _decode(line)
     index = _begin_of(text, is_first)
     objects: list[_Object] = []
     with suppress(ValueError):
         while index < len(text):
             index = _space(text, _collect(text, index, _lenient, objects)).end()
-    if not objects:
-        return None
     answers: list[Answer] = []
     methods: list[tuple[str, Id | None]] = []
     for members in objects:
         # Which of two ids counts is the client's parser's choice: each is answered.
         ids = [identity for value, _, _ in _spelt(members, "id") if (identity := _identity(value))]
-        named = {key.casefold(): field for key, field in members}
+        # A body in its own spelling counts before one that only parsers without regard to case see.
+        named = dict(members)
+        if not named.keys() & {"result", "error"}:
+            named = {key.casefold(): field for key, field in members}
         method, _, _ = named.get("method", _ABSENT)
         result, error = named.get("result"), named.get("error")
         is_error = error is not None and not (result and error[0] is None)  # a null beside a result spells success
         body = error if is_error else result
         if ids and body:
-            span, inner, start = _span(line, text, body), _inner(text, body), len(_encode(text[: body[1]]))
-            answers += [Answer(identity, is_error, span, inner, start) for identity in ids]
+            span, inner, at = _span(line, text, body), _inner(text, body), start + len(_encode(text[: body[1]]))
+            answers += [Answer(identity, is_error, span, inner, at) for identity in ids]
         elif isinstance(method, str):
             methods.append((method, ids[-1] if ids else None))
-    return Upstream(tuple(answers), tuple(methods))
+    return Upstream(tuple(answers), tuple(methods), len(objects))
+
+
+def other_spelling(identity: Id) -> Id | None:
+    """The id that clients take for the same one, since some servers echo 7 as "7"; None where there is none."""
+    if identity.kind == "integer":
+        return Id("string", str(identity.value))
+    if identity.kind == "string" and isinstance(identity.value, str) and _canonical_integer(identity.value):
+        return Id("integer", int(identity.value))
+    return None
+
+
+_canonical_integer: Final = re.compile(r"(?:0|-?[1-9][0-9]{0,17})", re.ASCII).fullmatch
+
+
+def parts(line: bytes) -> list[bytes]:
+    """The objects in a line that holds an array, or several values, each as a line of its own."""
+    text = _decode(line)
+    spans: list[tuple[int, int]] = []
+
+    def each(start: int) -> int:
+        end = _skip(text, start)
+        if text.startswith("{", start):
+            spans.append((start, end))
+        return end
+
+    index = _begin_of(text, is_first=True)
+    with suppress(ValueError):
+        while index < len(text):
+            index = _space(text, _skip(text, index, each)).end()
+    return [_encode(text[start:end]) + b"\n" for start, end in spans]
 
 
 def _inner(text: str, field: _Field) -> Mapping[str, Any]:
@@ -663,5 +704,8 @@ def with_identity(result: bytes, name: str, version: str, *, is_handshake: bool)
 
 
 def _object_at(text: str, index: int) -> _Object:
-    """The object that opens at `index`; an empty one where it is no object."""
-    return _members(text, index, _lenient)[0] if text.startswith("{", index) else _Object()
+    """The object that opens at `index`; an empty one where it is no object, or one that only `_skip` can read."""
+    with suppress(ValueError):
+        if text.startswith("{", index):
+            return _members(text, index, _lenient)[0]
+    return _Object()

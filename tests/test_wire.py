@@ -1342,8 +1342,10 @@ def test_every_answer_that_the_model_finds_is_found(chance: Random) -> None:
         expected = []
         for message in messages(node):
             ids = [value for key, value in message.content if is_key(key, "id")]
+            keys = {key for key, _ in message.content}
+            is_body = is_key if keys.isdisjoint({"result", "error"}) else str.__eq__
             bodies = {
-                name: [value for key, value in message.content if is_key(key, name)] for name in ("result", "error")
+                name: [value for key, value in message.content if is_body(key, name)] for name in ("result", "error")
             }
             kind = "error" if bodies["error"] else "result"
             if bodies["result"] and bodies["error"] and bodies["error"][-1].content == "null":
@@ -1457,3 +1459,83 @@ def test_a_long_line_takes_memory_for_a_few_copies(read_line: Any, fill: bytes, 
     finally:
         tracemalloc.stop()
     assert peak < copies * len(line)
+
+
+# ------------------------------------------------------------------------------------- what clients read differently
+
+
+def test_an_answer_behind_a_bare_carriage_return_is_seen() -> None:
+    """Clients that read with universal newlines take what it cuts off for lines."""
+    line = b'downloading 50%\rdownloading 100%\r{"jsonrpc":"2.0","id":1,"result":{"ok":"\xc3\xa9"}}\n'
+    read = wire.read_upstream(line)
+    assert read is not None
+    (answer,) = read.answers
+    assert answer.id == Id("integer", 1)
+    assert line[answer.start :].startswith(answer.body)
+    assert answer.body == b'{"ok":"\xc3\xa9"}'
+
+
+def test_an_answer_inside_another_message_is_seen_where_carriage_returns_cut_it_out() -> None:
+    line = b'{"method":"x","params":\r{"id":7,"result":{}}\r}\n'
+    read = wire.read_upstream(line)
+    assert read is not None
+    assert [answer.id for answer in read.answers] == [Id("integer", 7)]
+    assert read.methods[0] == ("x", None)
+
+
+def test_a_line_end_of_two_bytes_is_no_second_line() -> None:
+    read = wire.read_upstream(b'{"id":1,"result":{}}\r\n')
+    assert read is not None
+    assert len(read.answers) == read.objects == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "is_error", "body"),
+    [
+        (b'{"id":1,"result":1,"Result":2}', False, b"1"),
+        (b'{"id":1,"Result":2,"result":1}', False, b"1"),
+        (b'{"id":1,"result":1,"Error":{}}', False, b"1"),
+        (b'{"id":1,"error":{},"Result":1}', True, b"{}"),
+        (b'{"id":1,"RESULT":1}', False, b"1"),
+    ],
+)
+def test_a_body_in_its_own_spelling_counts(line: bytes, is_error: bool, body: bytes) -> None:
+    read = wire.read_upstream(line)
+    assert read is not None
+    assert (read.answers[0].is_error, read.answers[0].body) == (is_error, body)
+
+
+@pytest.mark.parametrize("escape", [b"\\x", b"\\u12", b"\\"])
+def test_a_bad_escape_at_any_depth_is_no_json_and_raises_nothing(escape: bytes) -> None:
+    deep = b"[" * 20_000 + b"]" * 20_000
+    line = b'{"id":1,"result":{"deep":' + deep + b',"bad":"' + escape + b'"}}\n'
+    assert wire.read_upstream(line) is None
+    result = line.strip()[len(b'{"id":1,"result":') : -1]
+    assert wire.with_result_type(result).startswith(b'{"resultType":"complete"')
+    assert wire.with_identity(result, "n", "v", is_handshake=True) == result
+
+
+@pytest.mark.parametrize(
+    ("identity", "other"),
+    [
+        (Id("integer", 7), Id("string", "7")),
+        (Id("integer", -1), Id("string", "-1")),
+        (Id("string", "7"), Id("integer", 7)),
+        (Id("string", "0"), Id("integer", 0)),
+        (Id("string", "07"), None),
+        (Id("string", "-0"), None),
+        (Id("string", "1.0"), None),
+        (Id("string", "\u0661"), None),
+        (Id("string", ""), None),
+        (Id("fraction", "15e-1"), None),
+    ],
+)
+def test_clients_take_a_number_and_its_digits_for_one_id(identity: Id, other: Id | None) -> None:
+    assert wire.other_spelling(identity) == other
+
+
+def test_the_parts_of_an_array_are_lines_of_their_own() -> None:
+    line = b' [{"id":1, "result":{"a":"\xc3\xa9"}},[{"method":"x"}],7, {}]\r\n'
+    assert wire.parts(line) == [b'{"id":1, "result":{"a":"\xc3\xa9"}}\n', b'{"method":"x"}\n', b"{}\n"]
+    assert wire.parts(b'{"a":1} {"b":2}\n') == [b'{"a":1}\n', b'{"b":2}\n']
+    assert wire.parts(b"[1,\n") == []
