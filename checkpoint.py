@@ -300,6 +300,19 @@ def _import_asyncio() -> None:
         del sys.modules["ssl"]
 
 
+def _leave_at_once(code: int) -> NoReturn:
+    """Ends the process without closing the journal, and tells what is being raised, if anything is.
+
+    A clean exit would close the database: SQLite would write its log back to a disk that has just failed, and delete the
+    log if that disk says yes. What is on disk now is what the next start should find.
+    """
+    if sys.exc_info()[0] is not None:
+        import traceback
+
+        _say(traceback.format_exc())
+    os._exit(code)
+
+
 async def _relay(
     args: argparse.Namespace,
     words: Sequence[str],
@@ -319,11 +332,12 @@ async def _relay(
         supervisor = _supervisor(args, upstream, journal, crash_drill)
         gc.freeze()
         gc.enable()
-        code = await supervisor.run()
-        if journal is not None and journal.failure is not None:
-            # A clean exit would close the database: SQLite would write its log back to a disk that has just failed, and
-            # delete the log if that disk says yes. What is on disk now is what the next start should find.
-            os._exit(code)
+        code = _UNEXPECTED
+        try:
+            code = await supervisor.run()
+        finally:
+            if journal is not None and journal.failure is not None:
+                _leave_at_once(code)
         return code
     except JournalError as error:
         return _fail(_JOURNAL, error)

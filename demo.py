@@ -4,6 +4,7 @@ Three real processes: an agent, the relay and a server with a side effect. The s
 did, on disk before it answers; the ledger is the judge, not our journal. Everything lives in a temporary folder.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 _DEADLINE_S: Final = 10.0
@@ -92,16 +93,16 @@ def _play(folder: str, command: Sequence[str], say: Callable[[str], None]) -> No
     say("  agent -> checkpoint --upstream-cmd 'python server.py' --journal j.db -> server")
     say("")
     say("1. The first run. Everything is killed with SIGKILL in the middle of step 4.")
-    agent = _start_agent(folder, relay)
-    _wait_for_charge(folder, "Dora", agent)
-    _kill_all(folder, agent)
-    _show(agent, say)
+    with _agent(folder, relay) as agent:
+        _wait_for_charge(folder, "Dora", agent)
+        _kill_all(folder, agent)
+        _show(agent, say)
     say("  ...killed: the agent, checkpoint and the server")
     _show_ledger(folder, say)
     say("")
     say("2. The same agent again, from step 1, with the same journal.")
-    agent = _start_agent(folder, relay)
-    _show(agent, say)
+    with _agent(folder, relay) as agent:
+        _show(agent, say)
     _show_ledger(folder, say)
     say("")
     charges = _ledger(folder)
@@ -110,16 +111,23 @@ def _play(folder: str, command: Sequence[str], say: Callable[[str], None]) -> No
     say(f"whether step 4 went through, so it was not run again. Charges that happened twice: {repeated}.")
 
 
-def _start_agent(folder: str, relay: Sequence[str]) -> "subprocess.Popen[str]":
-    # In a session of its own, so that it can be killed with all that it started.
-    return subprocess.Popen(
+@contextlib.contextmanager
+def _agent(folder: str, relay: Sequence[str]) -> Iterator["subprocess.Popen[str]"]:
+    """A running agent, of which nothing is left afterwards, also when somebody interrupts the demonstration."""
+    agent = subprocess.Popen(
         [sys.executable, "agent.py", *relay],
         cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         text=True,
-        start_new_session=True,
+        start_new_session=True,  # so that it can be killed with all that it started
     )
+    try:
+        yield agent
+    finally:
+        if agent.poll() is None:
+            _kill_all(folder, agent)
+            agent.communicate()
 
 
 def _wait_for_charge(folder: str, who: str, agent: "subprocess.Popen[str]") -> None:
@@ -133,8 +141,9 @@ def _wait_for_charge(folder: str, who: str, agent: "subprocess.Popen[str]") -> N
 def _kill_all(folder: str, agent: "subprocess.Popen[str]") -> None:
     """SIGKILL to agent and relay, which are one process group, and to the server, which the relay keeps apart."""
     os.killpg(agent.pid, signal.SIGKILL)
-    with open(os.path.join(folder, "server.pid"), encoding="utf-8") as file:
-        os.kill(int(file.read()), signal.SIGKILL)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError, ValueError):
+        with open(os.path.join(folder, "server.pid"), encoding="utf-8") as file:
+            os.kill(int(file.read()), signal.SIGKILL)
 
 
 def _ledger(folder: str) -> list[str]:
@@ -146,7 +155,10 @@ def _ledger(folder: str) -> list[str]:
 
 
 def _show(agent: "subprocess.Popen[str]", say: Callable[[str], None]) -> None:
-    output, _ = agent.communicate(timeout=_DEADLINE_S)
+    try:
+        output, _ = agent.communicate(timeout=_DEADLINE_S)
+    except subprocess.TimeoutExpired as error:
+        raise DemoError(f"the agent did not end within {_DEADLINE_S:.0f} seconds; is the machine very busy?") from error
     for line in output.splitlines():
         say(line.rstrip())
 

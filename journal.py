@@ -324,19 +324,21 @@ class Journal:
         except JournalBusy:
             self._let_go()
             return False
-        except JournalError as error:
-            self._let_go()
-            raise self._failed(str(error)) from error
-        except sqlite3.Error as error:
-            self._let_go()
+        except (JournalError, OSError, sqlite3.Error) as error:
             if is_busy(error):
+                self._let_go()
                 return False
-            raise self._failed(f"journal {self.path}: {error}; see to the disk, then start again") from error
-        except OSError as error:
-            self._let_go()
-            why = f"journal {self.path}: {error.strerror}; see to the disk, then start again"
-            raise self._failed(why) from error
+            failed = self._failed(self._explain(error))
+            if self._database is None:  # else it is left alone, like every connection that failed
+                self._lock.give_back()
+            raise failed from error
         return True
+
+    def _explain(self, error: JournalError | OSError | sqlite3.Error) -> str:
+        if isinstance(error, JournalError):
+            return str(error)
+        why = error.strerror if isinstance(error, OSError) else error
+        return f"journal {self.path}: {why}; see to the disk, then start again"
 
     def _open(self) -> None:
         if not self._files.exists():
@@ -423,7 +425,7 @@ class Journal:
         except sqlite3.Error as error:
             if is_busy(error):
                 raise JournalBusy(f"journal {self.path}: {error}") from error
-            raise self._failed(f"journal {self.path}: {error}; see to the disk, then start again") from error
+            raise self._failed(self._explain(error)) from error
 
     # ----------------------------------------------------------------------------------------------------- writes
 
@@ -485,7 +487,7 @@ class Journal:
             database.execute("COMMIT")
         except (sqlite3.Error, OSError) as error:
             busy = is_busy(error)
-            failure = None if busy else self._failed(f"journal {self.path}: {error}; see to the disk, then start again")
+            failure = None if busy else self._failed(self._explain(error))
             self._roll_back(database)
             raise failure or JournalBusy(f"journal {self.path}: {error}") from error
         except BaseException:

@@ -232,7 +232,7 @@ def test_a_crash_at_a_sequence_spares_all_others(journal: Path, ledger: Path) ->
 
 def test_kills_at_random_instants_never_make_two_effects(journal: Path, ledger: Path) -> None:
     """A walk through one journal: kill whenever, start again, send the same; the ledger has each call at most once."""
-    seed = random.SystemRandom().randrange(1 << 32)
+    seed = int(os.environ.get("CHECKPOINT_SEED", 20261130))  # another one by hand
     print(f"seed {seed}")
     chance = random.Random(seed)
     answers: dict[int, bytes] = {}
