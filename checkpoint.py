@@ -303,8 +303,8 @@ def _import_asyncio() -> None:
 def _leave_at_once(code: int) -> NoReturn:
     """Ends the process without closing the journal, and tells what is being raised, if anything is.
 
-    A clean exit would close the database: SQLite would write its log back to a disk that has just failed, and delete the
-    log if that disk says yes. What is on disk now is what the next start should find.
+    A clean exit would close the database: SQLite would write its log back to a disk that has just failed, and delete
+    the log if that disk says yes. What is on disk now is what the next start should find.
     """
     if sys.exc_info()[0] is not None:
         import traceback

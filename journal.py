@@ -329,8 +329,9 @@ class Journal:
                 self._let_go()
                 return False
             failed = self._failed(self._explain(error))
-            if self._database is None:  # else it is left alone, like every connection that failed
+            if self._database is None:
                 self._lock.give_back()
+            self._database = None  # it is left alone, like every connection that failed, and so is the lock
             raise failed from error
         return True
 
