@@ -114,20 +114,18 @@ class Calls:
         """Whether downstream waits for a call under this id, or upstream may still answer one."""
         return identity in self._requests or identity in self._flights
 
-    def id_bytes(self, identity: wire.Id) -> bytes | None:
-        """How downstream wrote the id of a call that upstream may answer."""
-        flight = self._flights.get(identity)
-        return flight.first.message.id_bytes if flight else None
-
     @property
     def are_under_way(self) -> bool:
         """Whether upstream may answer any of them, or downstream waits for one."""
         return bool(self._requests or self._flights)
 
     @property
-    def are_awaited(self) -> bool:
-        """Whether downstream waits for any of them."""
-        return bool(self._requests)
+    def are_expected(self) -> bool:
+        """Whether any of them will be answered yet: all but those that were cancelled in the 2026-07-28 era, in which a
+        server says nothing more of them."""
+        return bool(self._requests) or any(
+            not (flight.is_cancelled and flight.entry.is_modern) for flight in self._flights.values()
+        )
 
     @property
     def queued_bytes(self) -> int:
@@ -282,6 +280,7 @@ class Calls:
 
         def leave(slot: Slot) -> None:
             slot.fill(request.line)
+            request.line = b""  # it may be large, and its answer far away
 
         slot = self._turn.hold(self._turn.up, [Dispatched(entry)], len(request.line), leave, refuse)
         flight = request.flight = self._flights[request.id] = _Flight(entry, request, slot, [request])
@@ -377,13 +376,8 @@ class Calls:
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 
-    def read_answers(
-        self, line: bytes, answers: Iterable[wire.Answer], *, is_alone: bool, is_stdin_closed: bool
-    ) -> None:
-        """Takes a line with answers to calls under way: it goes down when they are on disk.
-
-        `is_alone`: it holds nothing else, so it may be kept back.
-        """
+    def read_answers(self, line: bytes, answers: Iterable[wire.Answer], *, is_stdin_closed: bool) -> None:
+        """Takes a line with answers to calls under way, and nothing else: it goes down when they are on disk."""
         flights: list[_Flight] = []
         facts: list[Fact] = []
         for answer in answers:
@@ -395,11 +389,9 @@ class Calls:
                 flight.answer = answer
                 facts.append(self._conclude(flight, self._fact(flight.entry, answer, is_stdin_closed)))
         if flights:
-            self._hold_back(line, facts, flights, is_alone=is_alone)
-        elif is_alone:
-            _log.warning("upstream answered a call that it has not got; the line was dropped")
+            self._hold_back(line, facts, flights)
         else:
-            self._turn.down.send(line)
+            _log.warning("upstream answered a call that it has not got; the line was dropped")
 
     def _fact(self, entry: Entry, answer: wire.Answer, is_stdin_closed: bool) -> Answered | Doubted:
         """What upstream's first word on a call amounts to."""
@@ -419,10 +411,10 @@ class Calls:
             self._turn.withdraw(flight.entry)  # a cancel that waits is too late: nothing is doubtful any more
         return fact
 
-    def _hold_back(self, line: bytes, facts: list[Fact], flights: list[_Flight], *, is_alone: bool) -> None:
+    def _hold_back(self, line: bytes, facts: list[Fact], flights: list[_Flight]) -> None:
         def deliver(slot: Slot) -> None:
             may_pass = [self._land(flight, slot) for flight in flights]
-            if any(may_pass) or not is_alone:
+            if any(may_pass):
                 slot.fill(line)
 
         def hand_over(slot: Slot, error: JournalError) -> None:

@@ -61,9 +61,13 @@ class Hints:
                 hints = tool.get("annotations")
                 self._is_read_only[tool["name"]] = isinstance(hints, dict) and hints.get("readOnlyHint") is True
 
+    def has_asked(self, identity: wire.Id) -> bool:
+        """Whether a request of ours waits for an answer under this id."""
+        return identity in self._asked
+
     def take_own(self, answer: wire.Answer) -> bool:
         """Takes an answer if it is one to a request of ours, which then must not go downstream; whether it is."""
-        if answer.id not in self._asked:
+        if not self.has_asked(answer.id):
             return False
         self._asked.remove(answer.id)
         if answer.id == self._newest:

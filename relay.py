@@ -109,7 +109,7 @@ class Relay:
     def is_idle(self) -> bool:
         """Whether every call that somebody waits for is answered, and all is on disk and on its way."""
         is_written = self._is_upstream_gone or not self._to_upstream.queued_bytes
-        return is_written and not self._turn and not (self._calls is not None and self._calls.are_awaited)
+        return is_written and not self._turn and not (self._calls is not None and self._calls.are_expected)
 
     @property
     def has_open_requests(self) -> bool:
@@ -143,6 +143,10 @@ class Relay:
         """To be called when a sink has taken all that was queued."""
         self._turn.when_written()
         self._on_change()
+
+    def upstream_is_mute(self) -> None:
+        """Sends nothing more: upstream has closed one of its pipes, so what it got now would never be answered."""
+        self._is_upstream_gone = True
 
     def upstream_gone(self, cause: Cause) -> None:
         """Settles what upstream will never answer: what it cannot have read was not sent, the rest is in doubt."""
@@ -216,16 +220,12 @@ class Relay:
         return is_either_call or message.id in calls
 
     def _read_batch(self, calls: Calls, line: bytes, message: wire.Message) -> None:
-        """An array without a call passes, unless something in it touches a call in flight."""
-        cancels = [part.cancels for part in message.batch if part.cancels is not None and part.cancels in calls]
-        if not cancels and not any(self._shares_id(calls, part) for part in message.batch):
+        """An array without a call passes, unless something in it touches a call in flight: then its parts do apart."""
+        if any(part.cancels in calls or self._shares_id(calls, part) for part in message.batch):
+            for piece, part in zip(wire.parts(line), message.batch, strict=True):
+                self._read_message(calls, piece, part)
+        else:
             self._forward(line, message)
-            return
-        for cancelled in cancels:
-            calls.cancel(cancelled)
-        requests = [part for part in message.batch if part.method is not None and part.id is not None]
-        if requests:
-            self._turn.reply(b"[%b]\n" % b",".join(_id_taken(part).rstrip() for part in requests))
 
     def _forward(self, line: bytes, message: wire.Message) -> None:
         for part in (message, *message.batch):
@@ -253,8 +253,24 @@ class Relay:
         if read is None:
             _log.warning("upstream wrote a line that is not JSON; it is passed on")
             self._down.send(line)
+        elif read.objects > 1 and any(self._is_for_us(answer) for answer in read.answers):
+            for piece in wire.parts(line):  # each waits for its own row, and the others need not wait
+                self._read_upstream(piece)
         elif not self._is_ours(read):
-            self._read_answers(self._named(line, read.answers), read.answers)
+            answers = tuple(map(self._meant, read.answers))
+            self._read_answers(self._named(line, answers), answers)
+
+    def _is_for_us(self, answer: wire.Answer) -> bool:
+        """Whether a call in flight or a request of ours waits for an answer."""
+        is_asked = self._hints is not None and self._hints.has_asked(answer.id)
+        return is_asked or (self._calls is not None and self._meant(answer).id in self._calls)
+
+    def _meant(self, answer: wire.Answer) -> wire.Answer:
+        """An answer under the id that its client takes it for: 7 for "7", where nobody waits for "7"."""
+        if self._calls is None or answer.id in self._open or answer.id in self._calls:
+            return answer
+        other = wire.other_spelling(answer.id)
+        return answer._replace(id=other) if other is not None and other in self._calls else answer
 
     def _may_concern_us(self, line: bytes) -> bool:
         if self._open or self._hints is not None or (self._calls is not None and self._calls.are_under_way):
@@ -263,21 +279,14 @@ class Relay:
 
     def _is_ours(self, read: wire.Upstream) -> bool:
         """Whether a line answers what we asked, so that it must not go down; learns from it."""
-        hints, calls = self._hints, self._calls
-        if hints is None or calls is None:
+        if self._hints is None or self._calls is None:
             return False
         if any(method == LIST_CHANGED for method, _ in read.methods):
-            hints.list_changed()
-        others = [answer for answer in read.answers if not hints.take_own(answer)]
-        if len(others) == len(read.answers):
+            self._hints.list_changed()
+        taken = [self._hints.take_own(answer) for answer in read.answers]
+        if not any(taken):
             return False
-        for answer in others:  # in an array with ours, which no client of ours can read: each gets a line of its own
-            id_bytes = calls.id_bytes(answer.id)
-            if answer.id in self._open:
-                id_bytes = self._open[answer.id].id_bytes
-            if id_bytes is not None:
-                self._read_upstream(wire.replay_line(id_bytes, answer.body, is_error=answer.is_error))
-        calls.admit()
+        self._calls.admit()
         return True
 
     def _named(self, line: bytes, answers: Iterable[wire.Answer]) -> bytes:
@@ -298,8 +307,7 @@ class Relay:
             if (request := self._open.pop(answer.id, None)) is not None:
                 self._learn(request, answer)
         if to_calls and self._calls is not None:
-            is_alone = len(to_calls) == len(answers)
-            self._calls.read_answers(line, to_calls, is_alone=is_alone, is_stdin_closed=self.is_upstream_stdin_closed)
+            self._calls.read_answers(line, to_calls, is_stdin_closed=self.is_upstream_stdin_closed)
         else:
             self._down.send(line)
 

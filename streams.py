@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import stat
 import struct
@@ -236,6 +237,14 @@ class Writer:
         if self._is_closed or not sys.platform.startswith("linux") or not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             return None
         return _readable_bytes(self._fd)
+
+    def has_reader(self) -> bool:
+        """Whether somebody holds the other end of the pipe, and may read what is in it."""
+        if self._is_closed:
+            return False
+        poll = select.poll()
+        poll.register(self._fd, 0)
+        return not any(events & select.POLLERR for _, events in poll.poll(0))
 
     def close(self) -> None:
         """Closes the descriptor; what is queued is dropped."""

@@ -81,7 +81,7 @@ class Supervisor:
             loop=self._loop,
             now_ms=lambda: time.time_ns() // 1_000_000,
             on_change=self._regulate,
-            unread_upstream_bytes=self._to_upstream.unread_bytes,
+            unread_upstream_bytes=self._unread_upstream_bytes,
             crash_drill=crash_drill,
         )
         self._from_downstream = Reader(self._loop, 0, self._relay.from_downstream, self._downstream_ended)
@@ -147,7 +147,12 @@ class Supervisor:
 
     def _upstream_mute(self) -> None:
         self._is_upstream_mute = True
+        self._relay.upstream_is_mute()
         self._changed.set()
+
+    def _unread_upstream_bytes(self) -> int | None:
+        """What upstream never read; unknown as long as a process that left its group may still read it."""
+        return None if self._to_upstream.has_reader() else self._to_upstream.unread_bytes()
 
     def _signalled(self) -> None:
         self._relay.stop_admitting()

@@ -141,7 +141,7 @@ class Lane:
                 added = [item]
             else:
                 item.is_open = False
-                added = item.lines
+                added, item.lines = item.lines, []
                 if added:
                     item.position = position
             lines += added

@@ -262,7 +262,17 @@ def test_a_cancel_of_a_call_passes_unchanged_behind_it_and_puts_it_in_doubt(benc
     assert bench.statuses() == ["IN_DOUBT"]
     facts = bench.error(call(2, seq=1))["facts"]
     assert (facts["reason"], facts["cause"], facts["status"]) == ("in_doubt", "cancelled", "IN_DOUBT")
-    assert bench.relay.is_idle, "nobody waits for it"
+    assert not bench.relay.is_idle, "nobody waits for it, but it may be answered yet"
+    bench.answer(result(1))
+    assert bench.relay.is_idle
+    assert bench.statuses() == ["COMPLETED"]
+
+
+def test_the_end_does_not_wait_for_a_cancelled_call_of_the_modern_era(bench: Bench) -> None:
+    """There a server says nothing more of it."""
+    bench.ask(call(1, is_modern=True), cancel(1))
+    assert bench.relay.is_idle
+    assert bench.statuses() == ["IN_DOUBT"]
 
 
 @pytest.mark.parametrize("who", [1, 2])
@@ -628,7 +638,7 @@ def test_a_cancel_in_the_turn_of_a_call_that_waits_for_the_database_stays_behind
     assert bench.up.lines[1:] == ([] if is_refused else [call(2, seq=2), cancel(2)])
     assert bench.statuses() == (["COMPLETED"] if is_refused else ["COMPLETED", "IN_DOUBT"])
     assert len(bench.down.lines) == 1
-    assert bench.relay.is_idle
+    assert bench.relay.is_idle is is_refused
     assert bench.journal is not None
     assert bench.journal.failure is None
 
@@ -718,6 +728,7 @@ def test_after_a_failed_write_nothing_is_dispatched_and_replays_go_on(bench: Ben
     assert bench.ask(request("ping", 8)) == []
     assert bench.up.lines == [*sent, request("ping", 8)]
     assert bench.relay.has_left_doubt
+    bench.answer(result(3))
     assert bench.relay.is_idle
 
 

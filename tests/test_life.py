@@ -458,6 +458,40 @@ def test_a_call_that_a_dead_upstream_left_unread_was_not_sent(journal: Path, led
     assert len(ledger_lines(ledger)) == 2
 
 
+# Starts a child in a session of its own that reads on from the same pipe once FILE.go exists, and exits.
+LEAVES_A_READER = """
+import os, sys, time
+if os.fork():
+    os._exit(0)
+os.setsid()
+while not os.path.exists(sys.argv[1] + ".go"):
+    time.sleep(0.01)
+line = sys.stdin.buffer.readline()
+fd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+os.write(fd, b"append\\n" if b"tools/call" in line else b"nothing\\n")
+"""
+
+
+def test_a_call_that_somebody_may_still_read_is_in_doubt(journal: Path, ledger: Path, tmp_path: Path) -> None:
+    """A process that left upstream's group holds its stdin: what is unread now may be run later."""
+    (tmp_path / "leaves.py").write_text(LEAVES_A_READER, "utf-8")
+    words = [sys.executable, str(tmp_path / "leaves.py"), str(ledger)]
+    with Client(relay_words("--journal", journal, upstream=words)) as client:
+        assert refusal_of(client.answer(client.start_call("append", {"n": 1}, seq=1)))["reason"] in (
+            "in_doubt",
+            "upstream_lost",
+        )
+        assert client.wait(10) == 5
+    ledger.with_suffix(ledger.suffix + ".go").touch()
+    until(lambda: bool(ledger_lines(ledger)), "whoever was left has read what there was")
+    effects = ledger_lines(ledger).count("append")
+    with relay(journal, ledger) as client:
+        verdict = client.call("append", {"n": 1}, seq=1)
+        client.finish()
+    assert ledger_lines(ledger).count("append") + sum(line.startswith("append {") for line in ledger_lines(ledger)) == 1
+    assert effects == 0 or b"in_doubt" in verdict
+
+
 def test_a_call_left_unread_during_the_drain_was_not_sent_either(journal: Path, ledger: Path) -> None:
     """Upstream dies before we close its pipe, so what it has not read can still be counted: exit 0, no doubt."""
     with relay(journal, ledger) as client:
