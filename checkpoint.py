@@ -530,25 +530,27 @@ def _cmd_session_serve(args: argparse.Namespace) -> int:
 def _cmd_session_brief(args: argparse.Namespace) -> int:
     from session import brief
 
-    return _answer(lambda: brief(args.project_root, is_full=args.format == "full", is_hook=args.hook))
+    return _answer(args, lambda: brief(args.project_root, is_full=args.format == "full", is_hook=args.hook, say=_say))
 
 
 def _cmd_session_save(args: argparse.Namespace) -> int:
     from session import save
 
-    return _answer(lambda: save(args.json, args.project_root))
+    return _answer(args, lambda: save(args.json, args.project_root))
 
 
 def _cmd_session_doctor(args: argparse.Namespace) -> int:
     from session import doctor
 
-    return _answer(lambda: doctor(args.project_root, as_json=args.json))
+    return _answer(args, lambda: doctor(args.project_root, as_json=args.json))
 
 
-def _answer(ask: Callable[[], str]) -> int:
+def _answer(args: argparse.Namespace, ask: Callable[[], str]) -> int:
     """Prints what a session command answers, if it answers anything."""
     from session import SessionError
 
+    if args.upstream is not None:
+        raise UsageError(f"session takes nothing behind --: {' '.join(args.upstream)}")
     try:
         text = ask()
     except SessionError as error:

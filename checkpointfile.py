@@ -6,6 +6,7 @@ all. It is never followed through a symlink and never written in place.
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, NotRequired, TypedDict, cast
 
+from plaintext import scrub, without_surrogates
 from toolspec import SessionError
 
 MAIN: Final = ".claude-checkpoint"
@@ -28,6 +30,7 @@ _TEMPORARY: Final = MAIN + ".tmp-"
 _MAX_READ_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 20
 _MAX_VALUES: Final = 4_000  # ours have fewer than 1,500; each text in it costs a redaction
+_MAX_KEY: Final = 200
 _STALE_S: Final = 3600.0
 _LOCK_POLL_S: Final = 0.02
 
@@ -46,7 +49,7 @@ class FileEntry(TypedDict):
     source: str
     note: NotRequired[str]
     hash: NotRequired[str]
-    kind: NotRequired[str]  # "submodule" or "dir"; a file has none
+    kind: NotRequired[str]  # "submodule", "dir" or "link"; a file has none
     # A renamed file also has "from", which no class body can spell: see `origin`.
 
 
@@ -95,6 +98,11 @@ class Checkpoint(TypedDict):
 def origin(entry: FileEntry) -> str | None:
     """The path that a renamed file had before."""
     return cast("str | None", cast("Mapping[str, Any]", entry).get("from"))
+
+
+def is_own_file(path: str) -> bool:
+    """Whether a path below the root is the checkpoint or beside it by our doing: never a file of the project."""
+    return path.startswith(MAIN) and "/" not in path
 
 
 # ------------------------------------------------------------------------------------------------------- the format
@@ -215,7 +223,6 @@ def _is_time(value: object) -> bool:
     return isinstance(value, str) and parse_time(value) is not None
 
 
-_surrogate: Final = re.compile("[\ud800-\udfff]")
 _commit_id: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?").fullmatch
 
 
@@ -288,7 +295,7 @@ def _check(value: Any, shape: Any, path: str) -> None:
 def _filled(value: dict[str, Any]) -> Checkpoint:
     """The same with null members dropped and absent ones at their defaults, in the order of the format."""
     _check(value, _SHAPE, "")
-    value = cast("dict[str, Any]", _normal(value))
+    value = cast("dict[str, Any]", _without_odd_keys(normal(value)))
     facts, goal = value.pop("git", None), value.pop("goal")
     filled: dict[str, Any] = {"version": FORMAT, "id": "", "createdAt": "", "updatedAt": "", "generator": {}}
     filled |= {"project": {}, "git": None, "goal": {}}
@@ -306,13 +313,25 @@ def _filled(value: dict[str, Any]) -> Checkpoint:
     return cast("Checkpoint", filled)
 
 
-def _normal(value: Any) -> Any:
-    """The value without null members and without halves of surrogate pairs, which no file can hold."""
+def normal(value: Any) -> Any:
+    """A JSON value without null members and without halves of surrogate pairs, which no file can hold."""
     if isinstance(value, str):
-        return _surrogate.sub("\ufffd", value)
+        return without_surrogates(value)
     if isinstance(value, dict):
-        return {_surrogate.sub("\ufffd", key): _normal(item) for key, item in value.items() if item is not None}
-    return [_normal(item) for item in value] if isinstance(value, list) else value
+        return {without_surrogates(key): normal(item) for key, item in value.items() if item is not None}
+    return [normal(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_odd_keys(value: Any) -> Any:
+    """The value without keys that hide a character, hold a secret, or have no end.
+
+    They go, since none may be cleaned: `goal` and a zero-width blank would take the place of `goal`.
+    """
+    if isinstance(value, dict):
+        return {
+            key: _without_odd_keys(item) for key, item in value.items() if len(key) <= _MAX_KEY and scrub(key)[0] == key
+        }
+    return [_without_odd_keys(item) for item in value] if isinstance(value, list) else value
 
 
 # ------------------------------------------------------------------------------------------------------- the folder
@@ -398,36 +417,54 @@ class Folder:
             if is_locked:
                 fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
-    def replace(self, content: bytes, found: Found) -> None:
-        """Makes `content` the checkpoint; `found` is what `read(MAIN)` gave. Call it inside `locked`.
+    def replace(self, content: bytes, found: Found) -> list[str]:
+        """Makes `content` the checkpoint; `found` is what `read(MAIN)` gave. Call it inside `locked`. Gives warnings.
 
         On return the new file is on disk under its name, a valid one before it is the backup, a damaged or newer one
-        is set aside under a name of its own. At every moment, power loss included, MAIN is a whole file. Raises
-        SessionError with everything as it was.
+        is set aside under `aside_name`. At every moment, power loss included, MAIN is a whole file. Raises SessionError
+        with everything as it was.
         """
-        temporaries: list[str] = []
         try:
-            fresh = self._write_temporary(content, temporaries)
-            self._refuse_odd_backup()
-            if isinstance(found, Valid):
-                self._keep(found, temporaries)
-            elif found is not None:
-                self._set_aside(aside_name(found), temporaries)
-            os.rename(fresh, MAIN, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+            decode(content)
+        except ValueError as error:
+            raise SessionError(f"{self.path(MAIN)}: not written, since it could not be read again: {error}") from None
+        with contextlib.ExitStack() as leftovers:
+            try:
+                with contextlib.ExitStack() as undo:
+                    fresh = self._write_temporary(content, leftovers)
+                    self._refuse_odd_backup()
+                    if isinstance(found, Valid):
+                        self._keep(found, leftovers, undo)
+                    elif found is not None:
+                        self._set_aside(self.aside_name(found), undo)
+                    self._rename(fresh, MAIN)
+                    undo.pop_all()
+            except OSError as error:
+                raise SessionError(f"{self.path(MAIN)}: cannot be written: {error.strerror}") from error
+        try:
             os.fsync(self.descriptor)
-        except OSError as error:
-            raise SessionError(f"{self.path(MAIN)}: cannot be written: {error.strerror}") from error
-        finally:
-            # Also a renamed one: rename() leaves both names where they are already one file.
-            for name in temporaries:
-                with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self.descriptor)
+        except OSError as error:  # the new file has the name already
+            return [f"The folder could not be flushed ({error.strerror}): a power cut now may undo this save."]
+        return []
 
-    def _write_temporary(self, content: bytes, temporaries: list[str]) -> str:
+    def aside_name(self, found: Damaged | Newer) -> str:
+        """The name under which a save sets aside what it cannot take for a checkpoint: one that nothing has yet."""
+        name = DAMAGED if isinstance(found, Damaged) else f"{MAIN}.v{found.version}"
+        names = itertools.chain([name], (f"{name}.{number}" for number in itertools.count(1)))
+        return next(free for free in names if not self._has(free))
+
+    def _has(self, name: str) -> bool:
+        try:
+            os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def _write_temporary(self, content: bytes, leftovers: contextlib.ExitStack) -> str:
         name = _TEMPORARY + os.urandom(8).hex()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(name, flags, 0o600, dir_fd=self.descriptor)
-        temporaries.append(name)
+        leftovers.callback(self._remove, name)
         with open(descriptor, "wb", buffering=0) as file:
             os.fchmod(descriptor, 0o600)  # a umask may have taken more away
             rest = memoryview(content)
@@ -436,28 +473,58 @@ class Folder:
             os.fsync(descriptor)
         return name
 
-    def _keep(self, found: Valid, temporaries: list[str]) -> None:
+    def _keep(self, found: Valid, leftovers: contextlib.ExitStack, undo: contextlib.ExitStack) -> None:
         """Makes the checkpoint that stands now the backup, without MAIN being absent for a moment."""
-        name = _TEMPORARY + os.urandom(8).hex()
+        if not self._has(BACKUP):
+            undo.callback(self._remove, BACKUP)
+        elif before := self._second_backup(leftovers):
+            undo.callback(self._put_back, before, BACKUP)
         try:
-            self._link(MAIN, name, temporaries)
+            name = self._link(MAIN, leftovers)
             os.chmod(name, 0o600, dir_fd=self.descriptor)
         except OSError:  # no hard links here, or a file of another user
-            name = self._write_temporary(found.content, temporaries)
-        os.rename(name, BACKUP, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+            name = self._write_temporary(found.content, leftovers)
+        self._rename(name, BACKUP)
 
-    def _set_aside(self, target: str, temporaries: list[str]) -> None:
-        name = _TEMPORARY + os.urandom(8).hex()
+    def _second_backup(self, leftovers: contextlib.ExitStack) -> str | None:
+        """A second name for the backup, or for a copy of it; None for one that is no checkpoint and has no links."""
         try:
-            self._link(MAIN, name, temporaries)
+            return self._link(BACKUP, leftovers)
         except OSError:
-            os.rename(MAIN, target, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
-        else:
-            os.rename(name, target, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+            backup = self.read(BACKUP)
+            return self._write_temporary(backup.content, leftovers) if isinstance(backup, Valid) else None
 
-    def _link(self, name: str, link: str, temporaries: list[str]) -> None:
+    def _set_aside(self, target: str, undo: contextlib.ExitStack) -> None:
+        """Gives MAIN this name, too, or where there are no hard links, instead. Overwrites nothing."""
+        try:
+            try:
+                os.link(MAIN, target, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor, follow_symlinks=False)
+                undo.callback(self._remove, target)
+            except FileExistsError:
+                raise
+            except OSError:
+                self._rename(MAIN, target)
+                undo.callback(self._put_back, target, MAIN)
+        except OSError as error:
+            raise SessionError(f"{self.path(MAIN)}: cannot be moved to {target}: {error.strerror}") from error
+
+    def _link(self, name: str, leftovers: contextlib.ExitStack) -> str:
+        link = _TEMPORARY + os.urandom(8).hex()
         os.link(name, link, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor, follow_symlinks=False)
-        temporaries.append(link)
+        leftovers.callback(self._remove, link)
+        return link
+
+    def _rename(self, name: str, to: str) -> None:
+        os.rename(name, to, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
+
+    def _put_back(self, name: str, to: str) -> None:
+        with contextlib.suppress(OSError):
+            self._rename(name, to)
+
+    def _remove(self, name: str) -> None:
+        # Also a temporary that was renamed: rename() leaves both names where they are already one file.
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=self.descriptor)
 
     def _refuse_odd_backup(self) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -473,8 +540,3 @@ class Folder:
                     status = os.stat(name, dir_fd=self.descriptor, follow_symlinks=False)
                     if time.time() - status.st_mtime >= older_than_s:
                         os.unlink(name, dir_fd=self.descriptor)
-
-
-def aside_name(found: Damaged | Newer) -> str:
-    """The name under which a save sets aside what it cannot take for a checkpoint."""
-    return DAMAGED if isinstance(found, Damaged) else f"{MAIN}.v{found.version}"

@@ -19,9 +19,10 @@ from checkpointfile import (
     Task,
     encode,
     is_deeper,
+    normal,
 )
 from gitfacts import MAX_FILES, Change
-from plaintext import cut, one_line, safe_path, scrub, without_surrogates
+from plaintext import cut, one_line, safe_path, scrub
 from toolspec import SessionError
 
 MAX_TASKS: Final = 30
@@ -54,15 +55,7 @@ def normal_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments without null members and halves of surrogate pairs. Raises SessionError if they nest too deeply."""
     if is_deeper(arguments, 8):
         raise SessionError("arguments: nested deeper than 8 levels")
-    return cast("dict[str, Any]", _normal(arguments))
-
-
-def _normal(value: Any) -> Any:
-    if isinstance(value, str):
-        return without_surrogates(value)
-    if isinstance(value, dict):
-        return {without_surrogates(key): _normal(item) for key, item in value.items() if item is not None}
-    return [_normal(item) for item in value] if isinstance(value, list) else value
+    return cast("dict[str, Any]", normal(arguments))
 
 
 def check(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> list[str]:
@@ -287,6 +280,8 @@ def finish_entry(candidate: Candidate, blob: str | None, kind: str, moved_from: 
     if moved_from:
         finished["status"] = "R"
     said_kind = change.kind if change else carried.get("kind") if carried else None
+    if said_kind in (None, "link"):
+        said_kind = "link" if kind == "link" and blob else None
     if said_kind:
         finished["kind"] = said_kind
     old = moved_from or (change.origin if change else None)
@@ -547,7 +542,8 @@ _DROPS: Final = (
 def scrubbed(checkpoint: Checkpoint, limit: int | None = None) -> Checkpoint:
     """A recorded checkpoint, cleaned and redacted once more, since anybody may have edited it; texts cut at `limit`.
 
-    Paths stay as they are, except for one that holds a secret: whoever shows one escapes it.
+    Paths stay as they are, except for one that holds a secret: whoever shows one escapes it. Keys stay, too: `decode`
+    lets none pass that would change, and one that did could take the place of another.
     """
 
     def text(value: str) -> str:
@@ -560,7 +556,7 @@ def scrubbed(checkpoint: Checkpoint, limit: int | None = None) -> Checkpoint:
         if isinstance(value, list):
             return [walk(item, key) for item in value]
         if isinstance(value, dict):
-            return {text(name): walk(item, name) for name, item in value.items()}
+            return {name: walk(item, name) for name, item in value.items()}
         return value
 
     return cast("Checkpoint", walk(checkpoint, ""))

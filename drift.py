@@ -1,22 +1,12 @@
 """Where a checkpoint and the world disagree: content first, history only by ancestry."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from checkpointfile import Checkpoint, FileEntry, GitFacts, origin, parse_time
-from gitfacts import (
-    Git,
-    Hasher,
-    History,
-    Snapshot,
-    State,
-    changed_at_ms,
-    collapse,
-    committed_since,
-    history,
-    submodule_head,
-)
+from gitfacts import MAX_FILES, Git, History, Snapshot, collapse, committed_since, history, submodule_head
 from plaintext import safe_path, scrub, visible
+from worktree import Hasher, State, changed_at_ms
 
 MAX_NEW: Final = 20
 
@@ -64,24 +54,7 @@ class Drift(NamedTuple):
 def measure(git: Git, snapshot: Snapshot, checkpoint: Checkpoint, facts: GitFacts, hasher: Hasher) -> Drift:
     """The drift of a checkpoint that was saved with git facts. Raises GitError if git stops answering."""
     past = history(git, facts["head"])
-    changed: list[str] = []
-    deleted: set[str] = set()
-    restored: set[str] = set()
-    unchecked: list[str] = []
-    recorded = {entry["path"] for entry in checkpoint["modifiedFiles"]}
-    for entry in checkpoint["modifiedFiles"]:
-        path, state = entry["path"], state_of(git, entry, hasher)
-        verdict = judge(entry, state)
-        if verdict is None:
-            unchecked.append(path)
-        elif verdict:
-            changed.append(path)
-            deleted |= {path} if verdict == "deleted" else set()
-            restored |= {path} if verdict == "restored" else set()
-        old = origin(entry)
-        if old is not None and old not in recorded and hasher.state(old).kind in ("file", "link"):
-            changed.append(old)
-            restored.add(old)
+    fates, unchecked = _fates(git, checkpoint["modifiedFiles"], hasher)
     names = list(_names_since(git, snapshot, facts["head"], hasher))
     new, left_out = _not_recorded(git.root, names, checkpoint)
     # The file may have been edited by anybody, so what it names is redacted like what git names.
@@ -93,19 +66,39 @@ def measure(git: Git, snapshot: Snapshot, checkpoint: Checkpoint, facts: GitFact
             subjects=tuple((commit, scrub(subject)[0]) for commit, subject in past.subjects),
             holder=past.holder and scrub(past.holder)[0],
         ),
-        changed=tuple(map(safe_path, changed)),
-        deleted=frozenset(map(safe_path, deleted)),
-        restored=frozenset(map(safe_path, restored)),
+        changed=tuple(map(safe_path, fates)),
+        deleted=frozenset(safe_path(path) for path, fate in fates.items() if fate == "deleted"),
+        restored=frozenset(safe_path(path) for path, fate in fates.items() if fate == "restored"),
         unchecked=tuple(map(safe_path, unchecked)),
         new=tuple(new),
         new_left_out=left_out,
     )
 
 
+def _fates(git: Git, entries: Sequence[FileEntry], hasher: Hasher) -> tuple[dict[str, str], Iterable[str]]:
+    """What became of recorded files, where that is not nothing, and those of which nothing can be said.
+
+    An edited file may record anything: each path is looked at once, and no more of them than a save records.
+    """
+    fates: dict[str, str] = {}
+    unchecked: dict[str, None] = {}
+    recorded = {entry["path"]: entry for entry in reversed(entries)}
+    for number, (path, entry) in enumerate(reversed(recorded.items())):
+        verdict = judge(entry, state_of(git, entry, hasher)) if number < MAX_FILES else None
+        if verdict is None:
+            unchecked[path] = None
+        elif verdict:
+            fates[path] = verdict
+        old = origin(entry) if number < MAX_FILES else None
+        if old is not None and old not in recorded and hasher.state(old).kind in ("file", "link"):
+            fates[old] = "restored"
+    return fates, unchecked
+
+
 def state_of(git: Git, entry: FileEntry, hasher: Hasher) -> State:
     """What is at an entry's path now, with the checked out commit where the entry is a submodule."""
     kind, recorded = entry.get("kind"), entry.get("hash", "")
-    state = hasher.state(entry["path"], "sha256" if len(recorded) == 64 and kind is None else "sha1")
+    state = hasher.state(entry["path"], "sha256" if len(recorded) == 64 and kind != "submodule" else "sha1")
     if kind == "submodule" and state.kind == "dir":
         return State("dir", submodule_head(git, entry["path"]))
     return state
@@ -124,18 +117,20 @@ def judge(entry: FileEntry, state: State) -> str | None:
         return "deleted"
     if entry.get("kind") == "submodule" and state.kind == "dir" and state.blob is None:
         return None
-    return "" if state.blob == recorded else "changed"
+    is_link_too = (entry.get("kind") == "link") == (state.kind == "link")
+    return "" if state.blob == recorded and is_link_too else "changed"
 
 
 def _names_since(git: Git, snapshot: Snapshot, saved: str, hasher: Hasher) -> Iterable[str]:
     """Names that differ from the saved commit, untracked ones included, big untracked folders as one name."""
     changes, _ = collapse(snapshot)
     committed = committed_since(git, saved) or {}  # where git does not have that commit, HEAD is all there is to go by
-    uncommitted = dict.fromkeys(change.path for change in changes)
+    uncommitted = {change.path: change.remoded for change in changes}
     yield from (path for path in committed if path not in uncommitted)
-    for path in uncommitted:
-        # An edit may have taken back what was committed since.
-        if path not in committed or hasher.state(path, snapshot.object_format).blob != committed[path]:
+    for path, head_blob in uncommitted.items():
+        # An edit may have taken back what was committed since, and a changed mode is no changed content.
+        same = committed.get(path, head_blob)
+        if same is None or hasher.state(path, snapshot.object_format).blob != same:
             yield path
 
 

@@ -6,22 +6,19 @@ symlinks and stop at the first missing file.
 """
 
 import contextlib
-import hashlib
+import functools
 import os
 import re
 import signal
 import stat
 import subprocess
-import time
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from checkpointfile import MAIN
+from checkpointfile import is_own_file
+from worktree import State, is_below
 
 TIME_LIMIT_S: Final = 3.0
-HASH_LIMIT_S: Final = 1.5
-HASH_LIMIT_BYTES: Final = 50_000_000
 MAX_FILES: Final = 100
 _LOOSE_UNTRACKED: Final = 10  # an untracked folder with more files than these becomes one entry
 
@@ -80,18 +77,29 @@ _DEFUSED: Final = (
     "status.renames=true",
     "diff.renames=true",
     "submodule.recurse=false",
+    "safe.bareRepository=explicit",  # a commit can carry HEAD, objects/ and refs/, which make any folder one
 )
 _SENTINEL: Final = "checkpoint.defused"
 
 
 def find_git(path: str, root: str) -> str | None:
     """The first git on a PATH that does not lie in the project: a repository could have brought it along."""
+    project = _topmost_repository(root)
     for folder in path.split(os.pathsep):
         candidate = os.path.join(folder, "git")
-        is_safe = os.path.isabs(folder) and not _is_below(os.path.realpath(folder), root)
+        is_safe = os.path.isabs(folder) and not is_below(os.path.realpath(folder), project)
         if is_safe and os.path.isfile(candidate) and os.access(candidate, os.X_OK):
             return candidate
     return None
+
+
+def _topmost_repository(folder: str) -> str:
+    """The outermost folder around this one that has a `.git`; the folder itself where there is none."""
+    found = folder
+    while (above := os.path.dirname(folder)) != folder:  # one at the top would leave no folder for git itself
+        found = folder if os.path.lexists(os.path.join(folder, ".git")) else found
+        folder = above
+    return found
 
 
 class Git:
@@ -117,13 +125,37 @@ class Git:
             self._defuse_filters()
         return self._run(arguments, is_last_try=is_last_try)
 
+    @functools.cached_property
+    def place(self) -> tuple[str, str]:
+        """The root's place in its repository ("" or "a/b/") and the object format. Raises GitError where it has none.
+
+        Ask it before anything that is to be believed: git answers for other work trees, too.
+        """
+        answer = self.run("rev-parse", "--absolute-git-dir", "--show-toplevel", "--show-prefix", "--show-object-format")
+        if answer.code != 0:
+            is_plain = answer.error.startswith("not a git repository") and not os.path.lexists(
+                os.path.join(self.root, ".git")
+            )
+            raise GitError("not a git repository" if is_plain else f"git: {answer.error}", is_plain=is_plain)
+        said, _, object_format = answer.output.removesuffix(b"\n").rpartition(b"\n")
+        # Compared whole with what each parent folder would give, since a folder's name may hold a newline.
+        top, prefix = os.fsencode(self.root), b""
+        while not said.endswith(b"\n" + top + b"\n" + prefix):
+            above, name = os.path.split(top)
+            if above == top:
+                raise GitError("git: the repository's work tree is elsewhere (core.worktree)")
+            top, prefix = above, name + b"/" + prefix
+        directory = said.removesuffix(b"\n" + top + b"\n" + prefix)
+        if is_below(self.root, os.path.realpath(os.fsdecode(directory))):  # git before 2.38
+            raise GitError("git: the folder looks like a bare repository")
+        return os.fsdecode(prefix), "sha256" if object_format == b"sha256" else "sha1"
+
     def _defuse_filters(self) -> None:
         """Switches off the clean filters, which git would run on a file whose times changed.
 
         Their names come from the configuration itself. They are overruled by variables, since `-c` cannot say a name
         with "="; a git that does not know those variables does not echo the sentinel.
         """
-        self._is_prepared = True
         listed = self._run(
             ("config", "-z", "--name-only", "--get-regexp", rf"^(filter\..*\.(clean|process)|{_SENTINEL})$")
         )
@@ -135,6 +167,7 @@ class Git:
             raise GitError("git: is older than 2.31 and could not be kept from running this repository's filters")
         for driver in sorted({name.rpartition(".")[0] for name in names if name != _SENTINEL}):
             self._pairs += [(f"{driver}.clean", ""), (f"{driver}.process", ""), (f"{driver}.required", "false")]
+        self._is_prepared = True
 
     def _run(self, arguments: Sequence[str], *, is_last_try: bool = False) -> Answer:
         if self._executable is None:
@@ -190,6 +223,7 @@ class Change(NamedTuple):
     origin: str | None = None  # the path a renamed file had
     blob: str | None = None  # of a deleted file: the blob id it has in the index
     kind: str | None = None  # "submodule" or "dir"
+    remoded: str | None = None  # of a file whose mode differs from HEAD's: the blob id it has there
 
 
 class Snapshot(NamedTuple):
@@ -206,7 +240,7 @@ class Snapshot(NamedTuple):
 
 def take_snapshot(git: Git) -> Snapshot:
     """Branch, HEAD and every change below the root. Raises GitError if git cannot tell."""
-    prefix, object_format = _place(git)
+    prefix, object_format = git.place
     warnings = []
     try:
         answer = git.run(*_STATUS, "--untracked-files=all", "--", ".")
@@ -231,25 +265,6 @@ _STATUS: Final = ("status", "--porcelain=v2", "-z", "--branch", "--no-ahead-behi
 def _expect_success(answer: Answer) -> None:
     if answer.code != 0:
         raise GitError(f"git: {answer.error}")
-
-
-def _place(git: Git) -> tuple[str, str]:
-    """The root's place in the repository ("" or "a/b/") and the object format."""
-    answer = git.run("rev-parse", "--show-toplevel", "--show-prefix", "--show-object-format")
-    if answer.code != 0:
-        is_plain = answer.error.startswith("not a git repository") and not os.path.lexists(
-            os.path.join(git.root, ".git")
-        )
-        raise GitError("not a git repository" if is_plain else f"git: {answer.error}", is_plain=is_plain)
-    said, _, object_format = answer.output.removesuffix(b"\n").rpartition(b"\n")
-    # Compared whole with what each parent folder would give, since a folder's name may hold a newline.
-    top, prefix = os.fsencode(git.root), b""
-    while said != top + b"\n" + prefix:
-        above, name = os.path.split(top)
-        if above == top:
-            raise GitError("git: the repository's work tree is elsewhere (core.worktree)")
-        top, prefix = above, name + b"/" + prefix
-    return os.fsdecode(prefix), "sha256" if object_format == b"sha256" else "sha1"
 
 
 def _untracked_folders(git: Git, prefix: bytes) -> tuple[str, ...]:
@@ -301,7 +316,7 @@ def read_changes(root: str, records: Iterable[bytes], prefix: bytes) -> tuple[li
         if path is None:
             skipped += name.startswith(prefix)
             continue
-        if path.startswith(MAIN) and "/" not in path:
+        if is_own_file(path):
             continue
         origin = _relative(old, prefix) if old else None
         change = _read_change(root, path, kind, [field.decode() for field in fields], origin)
@@ -339,7 +354,14 @@ def _read_change(root: str, path: str, kind: bytes, fields: list[str], origin: s
         status = "A"
     else:
         status = "T" if "T" in both else "M"
-    return Change(path, status, origin if status == "R" else None, kind="submodule" if is_submodule else None)
+    is_remoded = kind == b"1" and fields[3] != fields[5] and fields[3][:3] == fields[5][:3] == "100"
+    return Change(
+        path,
+        status,
+        origin if status == "R" else None,
+        kind="submodule" if is_submodule else None,
+        remoded=fields[6] if is_remoded else None,
+    )
 
 
 def _is_present(path: str, *, is_submodule: bool) -> bool:
@@ -376,19 +398,22 @@ def _home(path: str, folders: Mapping[str, int]) -> str | None:
     return None
 
 
-def is_tracked(git: Git, name: str) -> bool:
-    """Whether git has this file of the root, in any spelling. Raises GitError if git cannot tell."""
-    answer = git.run("--icase-pathspecs", "ls-files", "-z", "--", name)
+def tracked(git: Git, names: Sequence[str]) -> frozenset[str]:
+    """Those of these files of the root that git has, in any spelling. Raises GitError if git cannot tell."""
+    _ = git.place
+    answer = git.run("--icase-pathspecs", "ls-files", "-z", "--", *names)
     _expect_success(answer)
-    return any(listed.lower() == name.encode() for listed in answer.output.split(b"\0"))
+    listed = {name.lower() for name in answer.output.split(b"\0")}
+    return frozenset(name for name in names if name.encode() in listed)
 
 
-def is_ignored(git: Git, names: Sequence[str]) -> bool:
-    """Whether git ignores all these files of the root. Raises GitError if git cannot tell."""
+def not_ignored(git: Git, names: Sequence[str]) -> list[str]:
+    """Those of these files of the root that git does not ignore. Raises GitError if git cannot tell."""
     answer = git.run("check-ignore", "--", *names)
     if answer.code > 1:
         raise GitError(f"git: {answer.error}")
-    return len(answer.output.splitlines()) == len(names)
+    ignored = answer.output.splitlines()
+    return [name for name in names if name.encode() not in ignored]
 
 
 # --------------------------------------------------------------------------------------------------------- history
@@ -443,8 +468,10 @@ def committed_since(git: Git, saved: str) -> dict[str, str] | None:
     found = {}
     for said, name in zip(fields[::2], fields[1::2], strict=False):
         path = _relative(name, b"")
-        if path and not (path.startswith(MAIN) and "/" not in path):
-            found[path] = said.split(b" ")[2].decode()
+        old_mode, new_mode, old_blob, new_blob, _ = said.decode().split(" ")
+        is_remoded = old_blob == new_blob and old_mode[1:4] == new_mode[:3] == "100"
+        if path and not is_own_file(path) and not is_remoded:
+            found[path] = old_blob
     return found
 
 
@@ -463,122 +490,7 @@ def submodule_head(git: Git, path: str) -> str | None:
     return answer.output.decode().strip() if answer.code == 0 and _commit(answer.output) else None
 
 
-# ----------------------------------------------------------------------------------------------------------- files
-
-
-class State(NamedTuple):
-    """What is at a path now: "file", "link", "dir", "absent" or "other"; `why` there is no blob id."""
-
-    kind: str
-    blob: str | None = None
-    why: str | None = None  # "large", "slow", "unreadable", "outside"
-
-
-class Hasher:
-    """Blob ids of files below a root, as git would give them to the bytes on disk, within a limit of time in all.
-
-    Line ends are not converted: what counts is whether the bytes on the disk changed.
-    """
-
-    def __init__(self, root: str, limit_s: float = HASH_LIMIT_S, limit_bytes: int = HASH_LIMIT_BYTES) -> None:
-        self._root = root
-        self._deadline = time.monotonic() + limit_s
-        self._limit_bytes = limit_bytes
-
-    def state(self, path: str, object_format: str = "sha1") -> State:
-        """What is at a relative path. Never opens what is no regular file, never follows a link out of the root."""
-        if not _is_plain(path):
-            return State("absent", why="outside")
-        if not is_inside(self._root, path):
-            return State("absent")  # a folder on the way became a link out of the root: git calls the file deleted, too
-        full = os.path.join(self._root, path)
-        try:
-            status = os.lstat(full)
-            if stat.S_ISLNK(status.st_mode):
-                return State("link", _blob(object_format, os.fsencode(os.readlink(full))))
-            if stat.S_ISDIR(status.st_mode):
-                return State("dir")
-            if not stat.S_ISREG(status.st_mode):
-                return State("other")
-            return self._file(full, object_format)
-        except (FileNotFoundError, NotADirectoryError):
-            return State("absent")
-        except (OSError, ValueError):
-            return State("file", why="unreadable")
-
-    def _file(self, full: str, object_format: str) -> State:
-        descriptor = os.open(full, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                return State("other")
-            if status.st_size > self._limit_bytes:
-                return State("file", why="large")
-            digest = hashlib.new(object_format, b"blob %d\0" % status.st_size, usedforsecurity=False)
-            read = 0
-            while chunk := file.read(1 << 20):
-                if time.monotonic() > self._deadline:
-                    return State("file", why="slow")
-                digest.update(chunk)
-                read += len(chunk)
-            # A file that grew or shrank meanwhile has no blob id that anybody could compare.
-            return State("file", digest.hexdigest()) if read == status.st_size else State("file", why="unreadable")
-
-
-def _blob(object_format: str, content: bytes) -> str:
-    header = b"blob %d\0" % len(content)
-    return hashlib.new(object_format, header + content, usedforsecurity=False).hexdigest()
-
-
-def is_inside(root: str, path: str) -> bool:
-    """Whether a recorded path stays below the root, `..` and links on its way considered, and out of `.git`."""
-    parent = os.path.dirname(path.rstrip("/"))
-    return _is_plain(path) and (not parent or _is_below(os.path.realpath(os.path.join(root, parent)), root))
-
-
-def _is_plain(path: str) -> bool:
-    parts = path.removesuffix("/").split("/")
-    return "\0" not in path and not any(part.lower() in ("", ".", "..", ".git") for part in parts)
-
-
-def _is_below(folder: str, root: str) -> bool:
-    return folder == root or folder.startswith(root.rstrip("/") + "/")
-
-
-def place_named(root: str, path: str) -> str | None:
-    """The path below the root that an agent's path means; None where it leaves the root or enters `.git`."""
-    try:
-        full = os.path.normpath(os.path.join(root, path))
-        folder = os.path.realpath(os.path.dirname(full))
-    except ValueError:
-        return None
-    if full == "/" or not _is_below(folder, root):
-        return None
-    relative = os.path.relpath(os.path.join(folder, os.path.basename(full)), root)
-    try:
-        relative.encode()  # a link may have led to a folder whose name is no text
-    except UnicodeEncodeError:
-        return None
-    return relative if is_inside(root, relative) else None
-
-
-def is_same_file(root: str, given: str, path: str) -> bool:
-    """Whether a spelling means an existing path: it reaches the same file, as where case is ignored, or none at all
-    and the names differ in the composition of their accents only."""
-    try:
-        theirs = os.lstat(os.path.join(root, path))
-        ours = os.lstat(os.path.join(root, given))
-    except (OSError, ValueError):
-        return unicodedata.normalize("NFC", given) == unicodedata.normalize("NFC", path)
-    return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)
-
-
-def changed_at_ms(root: str, path: str) -> int | None:
-    """When a file's inode last changed; None where there is no file."""
-    try:
-        return os.lstat(os.path.join(root, path)).st_ctime_ns // 1_000_000
-    except (OSError, ValueError):
-        return None
+# ----------------------------------------------------------------------------------------------------------- moves
 
 
 def pair_moves(changes: Sequence[tuple[Change, State]]) -> dict[str, str]:

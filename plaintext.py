@@ -5,7 +5,6 @@ So nothing invisible survives, a field of one line stays one line, and no line o
 """
 
 import re
-from collections.abc import Callable
 from typing import Final
 
 from redact import redact
@@ -33,13 +32,18 @@ _shown_escaped: Final = re.compile(f"[\x00-\x1f\x7f-\x9f\u2028\u2029{_HIDDEN}\u2
 _back_quotes: Final = re.compile("`+")
 _white_space: Final = re.compile(r"\s+")
 
-# What our own lines begin with, and what Markdown takes for structure. Two underlined lines make a heading, too.
-_forged: Final = re.compile(
-    r"\s*(?:#|[-*+] ?\[|```|~~~|=+[ \t]*$|-{2,}[ \t]*$|⚠|"
-    r"(?:Goal|Tasks|Where things stand|Next steps|Decisions & gotchas|Files touched|Recent commands"
-    r"|Since this checkpoint|Resuming:|Branch `|Detached HEAD|Notes recorded by|Measured by))",
-    re.IGNORECASE,
+# What Markdown takes for structure, in a list or a quotation too. Two lines, the second of dashes, are a heading.
+_UNDERLINE: Final = r"[-=]++[ \t]*+$"
+_MARK: Final = r"(?:(?:[-*+>]|\d{1,9}[.)])\s*+)"
+_MARKUP: Final = r"#|```|~~~|⚠|</?[A-Za-z]|<[!?]"
+# What our own lines begin with.
+_OURS: Final = (
+    r"Goal|Tasks|Where things stand|Next steps|Decisions & gotchas|Files touched|Recent commands|Since this checkpoint"
+    r"|Resuming:|Branch `|Detached HEAD|Notes recorded by|Measured by|Read from /"
+    r"|- (?:\d+ new commit|HEAD moved|Branch changed:|Also changed, not|Nothing changed:|Not checked:)"
 )
+_forged: Final = re.compile(rf"\s*+(?:{_UNDERLINE}|{_MARK}*+(?:{_MARKUP})|{_MARK}++\[|{_OURS})", re.IGNORECASE)
+_forged_item: Final = re.compile(rf"{_UNDERLINE}|{_MARK}*+(?:{_MARKUP}|\[)")
 
 
 def without_surrogates(text: str) -> str:
@@ -86,6 +90,11 @@ def paragraph(text: str) -> str:
     return "\n".join("    " + line.lstrip() if _forged.match(line) else line.rstrip() for line in lines)
 
 
+def item(text: str) -> str:
+    """A text of one line that, behind a list mark, is neither a heading nor a task nor a warning of ours."""
+    return f"\\{text}" if _forged_item.match(text) else text
+
+
 def shown(path: str) -> str:
     """A path on one line: control and invisible characters are written as `\\u202e`."""
     return _shown_escaped.sub(_escaped, path)
@@ -108,14 +117,3 @@ def code_span(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
-
-
-def map_text(value: object, change: Callable[[str], str]) -> object:
-    """A JSON value with every string in it, keys included, changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, list):
-        return [map_text(item, change) for item in value]
-    if isinstance(value, dict):
-        return {change(key): map_text(item, change) for key, item in value.items()}
-    return value

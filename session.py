@@ -12,7 +12,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from datetime import datetime
     from logging import Logger
 
-    from sessiontools import Root, Seen
+    from projectroot import Root
+    from sessiontools import Seen
 
 VERSION: Final = "0.1.0"
 NAME: Final = "checkpoint"
@@ -124,7 +125,7 @@ class Server:
 
     def _answer(self, line: bytes, message: wire.Message) -> None:
         method, result = message.method, None
-        if method == "initialize":
+        if method == "initialize" and not message.is_modern:
             result = self._initialize(_parse(line).get("params"))
         elif method == "tools/list":
             result = {"tools": TOOLS}
@@ -181,7 +182,7 @@ class Server:
 
     def _run(self, call: _Call) -> bytes:
         try:
-            structured, text = self._call_tool(call)
+            structured, texts = self._call_tool(call)
         except SessionError as error:
             _logger().info("%s: %s", call.tool, error)
             result: dict[str, Any] = {"content": [{"type": "text", "text": str(error)}], "isError": True}
@@ -189,10 +190,12 @@ class Server:
             _logger().exception("%s failed", call.tool)
             return wire.error_line(call.id_bytes, wire.INTERNAL_ERROR, "Internal error; the server's log has the cause")
         else:
-            result = {"content": [{"type": "text", "text": text}], "structuredContent": structured, "isError": False}
+            content = [{"type": "text", "text": text} for text in texts if text]
+            result = {"content": content, "structuredContent": structured, "isError": False}
         return _result_line(call.id_bytes, result, is_modern=call.is_modern)
 
-    def _call_tool(self, call: _Call) -> tuple[dict[str, Any], str]:
+    def _call_tool(self, call: _Call) -> tuple[dict[str, Any], Sequence[str]]:
+        import projectroot
         import sessiontools
 
         if self._seen is None:
@@ -200,7 +203,7 @@ class Server:
         arguments = _parse(call.arguments) or {}
 
         def find_root(argument: str | None) -> "Root":
-            return sessiontools.resolve_root(argument, self._environ, lambda: self._ask_roots(is_modern=call.is_modern))
+            return projectroot.resolve_root(argument, self._environ, lambda: self._ask_roots(is_modern=call.is_modern))
 
         if call.tool == SAVE:
             structured = sessiontools.save(
@@ -212,12 +215,13 @@ class Server:
                 generator={"name": NAME, "version": VERSION},
                 now=_now,
             )
-            return structured, structured["message"]
+            return structured, [structured["message"]]
         named_root, is_full = sessiontools.read_load_input(arguments, LOAD_INPUT)
         root = find_root(named_root)
         loaded = sessiontools.load(root, environ=self._environ, seen=self._seen)
         structured = sessiontools.load_answer(root, loaded, is_full=is_full, now=_now())
-        return structured, _load_text(structured)
+        texts = sessiontools.load_texts(structured)
+        return structured, [texts.before, texts.main, texts.after]
 
     def _ask_roots(self, *, is_modern: bool) -> list[str]:
         """The client's roots; none where it does not offer them, refuses, or is silent for two seconds.
@@ -272,13 +276,6 @@ def _encode(value: Any) -> bytes:
 
 def _line(message: Any) -> bytes:
     return _encode(message) + b"\n"
-
-
-def _load_text(structured: Mapping[str, Any]) -> str:
-    """The text beside a structured answer: enough to resume without it."""
-    if "checkpoint" not in structured:
-        return str(structured["brief"])
-    return json.dumps({name: structured[name] for name in ("checkpoint", "drift")}, ensure_ascii=False, indent=2)
 
 
 def _parse(line: bytes) -> Any:
@@ -398,11 +395,18 @@ def main() -> int:
 # -------------------------------------------------------------------------------------------------- command line
 
 
-def brief(project_root: str | None = None, *, is_full: bool = False, is_hook: bool = False) -> str:
+def brief(
+    project_root: str | None = None,
+    *,
+    is_full: bool = False,
+    is_hook: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> str:
     """The text of `checkpoint session brief`: what load answers, or one line where there is nothing to resume.
 
     `--project-root DIR` (relative to the working directory), `--format brief|full` and `--hook`: for a SessionStart
-    hook, at most 9,500 characters, and empty (print nothing) for a checkpoint that git tracks. Raises SessionError.
+    hook, at most 9,500 characters, and empty (print nothing) for a checkpoint that git tracks. `say` gets what belongs
+    to a full one, which is JSON alone. Raises SessionError.
     """
     import sessiontools
 
@@ -410,7 +414,10 @@ def brief(project_root: str | None = None, *, is_full: bool = False, is_hook: bo
     loaded = sessiontools.load(root, environ=os.environ, seen=sessiontools.Seen())
     if is_hook:
         return sessiontools.hook_text(loaded, _now())
-    return _load_text(sessiontools.load_answer(root, loaded, is_full=is_full, now=_now()))
+    texts = sessiontools.load_texts(sessiontools.load_answer(root, loaded, is_full=is_full, now=_now()))
+    for text in filter(None, (texts.before, texts.after)):
+        say(text)
+    return texts.main
 
 
 def save(source: str, project_root: str | None = None) -> str:
@@ -484,14 +491,12 @@ def doctor(project_root: str | None = None, *, as_json: bool = False) -> str:
     return "\n".join(f"{name + ':':<14}{value}" for name, value in findings.items())
 
 
-def _command_line_root(*named: str | None) -> "Root":
-    """The root for a command: the first one named (a shell's `.` is fine), else as for the server without a client."""
-    import sessiontools
+def _command_line_root(option: str | None, argument: str | None = None) -> "Root":
+    """The root for a command: the option (a shell's `.` is fine), the argument, else as for a server with no client."""
+    import projectroot
 
-    named_root = next((name for name in named if name is not None), None)
-    if named_root is not None:
-        named_root = os.path.abspath(named_root)
-    return sessiontools.resolve_root(named_root, os.environ, lambda: ())
+    named = os.path.abspath(option) if option else option
+    return projectroot.resolve_root(argument if named is None else named, os.environ, lambda: ())
 
 
 def _describe_jsonschema() -> str:

@@ -1,13 +1,13 @@
 """The two tools at work: root, git, files and the checkpoint joined. Knows no protocol; imported at the first call."""
 
+import json
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple, cast
-from urllib.parse import unquote, urlsplit
 
-from brief import FOREIGN, UNTRUSTED, Brief, age, render, render_for_hook
+from brief import FOREIGN, NOTES, UNTOLD, UNTRUSTED, Brief, age, render, render_for_hook
 from checkpointfile import (
     BACKUP,
     MAIN,
@@ -19,8 +19,8 @@ from checkpointfile import (
     GitFacts,
     Newer,
     Valid,
-    aside_name,
     format_time,
+    is_own_file,
     parse_time,
 )
 from compose import (
@@ -39,95 +39,29 @@ from compose import (
 )
 from drift import Drift, measure
 from gitfacts import (
+    MAX_FILES,
     Git,
     GitError,
-    Hasher,
     Snapshot,
-    State,
     collapse,
-    is_ignored,
-    is_inside,
-    is_same_file,
-    is_tracked,
+    not_ignored,
     pair_moves,
-    place_named,
     submodule_head,
     take_snapshot,
+    tracked,
 )
-from plaintext import clean, cut, one_line, scrub, visible
+from plaintext import clean, cut, one_line, scrub, shown, visible
+from projectroot import Root
 from toolspec import SessionError
+from worktree import Hasher, State, is_inside, is_same_file, place_named
 
 _FOREIGN_HOURS: Final = 24
+_MERGED: Final = {
+    UNTRUSTED: "Merged into notes that came with the repository.",
+    UNTOLD: "Merged into notes that may have come with the repository: git could not tell.",
+    FOREIGN: "Merged into notes of another user of this machine.",
+}
 _SHOWN_TEXT: Final = 8_000  # characters; twice the longest that a save takes: only an edited file has more
-
-# --------------------------------------------------------------------------------------------------------- the root
-
-
-class Root(NamedTuple):
-    path: str  # absolute, links resolved
-    source: str  # what named it
-    is_fallback: bool = False
-
-
-def resolve_root(
-    argument: str | None,
-    environ: Mapping[str, str],
-    ask_client: Callable[[], Sequence[str]],
-    get_working_directory: Callable[[], str] = os.getcwd,
-) -> Root:
-    """The project folder: the argument, CHECKPOINT_PROJECT_ROOT, the client's first root that is a folder,
-    CLAUDE_PROJECT_DIR, the working directory.
-
-    The first two must be right where they are given: raises SessionError naming the one that is not. The others are
-    passed over.
-    """
-    if argument is not None:
-        return Root(_directory("projectRoot", argument), "projectRoot")
-    if named := environ.get("CHECKPOINT_PROJECT_ROOT"):
-        return Root(_directory("CHECKPOINT_PROJECT_ROOT", named), "CHECKPOINT_PROJECT_ROOT")
-    for uri in ask_client():
-        path = _path_of(uri)
-        if path is not None:
-            return Root(os.path.realpath(path), "the client's roots")
-    project = environ.get("CLAUDE_PROJECT_DIR", "")
-    if os.path.isabs(project) and os.path.isdir(project):
-        return Root(os.path.realpath(project), "CLAUDE_PROJECT_DIR")
-    advice = "pass projectRoot or set CHECKPOINT_PROJECT_ROOT"
-    try:
-        current = os.path.realpath(get_working_directory())
-    except OSError as error:
-        raise SessionError(f"the working directory is gone; {advice}") from error
-    if os.path.dirname(current) == current:
-        raise SessionError(f"no project root: the working directory is {current}; {advice}")
-    return Root(current, "the working directory", is_fallback=True)
-
-
-def _directory(name: str, path: str) -> str:
-    said = cut(one_line(scrub(path)[0]), 200)
-    if not os.path.isabs(path):
-        raise SessionError(f"{name} must be an absolute path: {said or 'it is empty'}")
-    try:
-        resolved = os.path.realpath(path, strict=True)
-        is_directory = os.path.isdir(resolved)
-    except ValueError:
-        raise SessionError(f"{name} must not contain a NUL character") from None
-    except OSError as error:
-        raise SessionError(f"{name} is not an existing directory ({error.strerror}): {said}") from None
-    if not is_directory:
-        raise SessionError(f"{name} is not a directory: {said}")
-    return resolved
-
-
-def _path_of(uri: str) -> str | None:
-    """The folder that a `file://` root means; None for one on another host and for what is no folder."""
-    try:
-        parts = urlsplit(uri)
-        path = unquote(parts.path, errors="surrogateescape")
-        is_local = parts.scheme == "file" and parts.netloc in ("", "localhost")
-        return path if is_local and os.path.isabs(path) and os.path.isdir(path) else None
-    except ValueError:
-        return None
-
 
 # ------------------------------------------------------------------------------------------------- what git can tell
 
@@ -139,17 +73,23 @@ class World(NamedTuple):
     snapshot: Snapshot | None
     trouble: str | None  # one line; None outside of a repository, where nothing is wrong
     is_repository: bool
+    tracked: frozenset[str] | None  # of MAIN and BACKUP, those that git has; None where it should know and cannot tell
+
+    def has(self, name: str) -> bool | None:
+        """Whether git has this file of ours; None where it should know and cannot tell."""
+        return None if self.tracked is None else name in self.tracked
 
 
 def look(root: str, environ: Mapping[str, str]) -> World:
     git = Git(root, environ)
+    names = None
     try:
-        return World(git, take_snapshot(git), None, True)
+        names = tracked(git, (MAIN, BACKUP))  # first: after a scan that is too slow, git is asked nothing more
+        return World(git, take_snapshot(git), None, True, names)
     except GitError as error:
-        if error.is_plain:
-            return World(git, None, None, False)
-        is_repository = git.is_installed or _has_repository(root)
-        return World(git, None, scrub(one_line(str(error)))[0] if is_repository else None, is_repository)
+        if error.is_plain or not (git.is_installed or _has_repository(root)):
+            return World(git, None, None, False, frozenset())
+        return World(git, None, scrub(one_line(str(error)))[0], True, names)
 
 
 def _has_repository(folder: str) -> bool:
@@ -189,36 +129,46 @@ def save(
     arguments = normal_arguments(arguments)
     given = read_input(arguments, check(arguments, schema))
     root = find_root(given.project_root)
-    warnings = list(given.warnings)
-    if root.is_fallback and root.path == os.path.realpath(environ.get("HOME") or "/"):
-        warnings.append(
-            "Saved in the home directory, where the server was started: pass projectRoot or set "
-            "CHECKPOINT_PROJECT_ROOT for a project."
-        )
     world = look(root.path, environ)
-    if world.trouble:
-        warnings.append(f"{world.trouble}; saved without git facts.")
     with Folder(root.path) as folder, folder.locked() as lock_warnings:
-        warnings += lock_warnings
-        found, previous = _previous(folder, given, seen, now, warnings)
-        entries, named_paths, is_cut = _scan(root.path, given, world, previous, warnings)
+        ground = _ground(folder, given, world, seen, now())
+        scan = _scan(root.path, given, world, ground.previous)
         facts = Facts(
             now=format_time(now()),
             fresh_id=str(uuid.uuid4()),
             generator=dict(generator),
             project=project_name(root.path),
             git=_git_facts(world.snapshot),
-            files=entries,
-            named_paths=named_paths,
+            files=scan.entries,
+            named_paths=scan.named_paths,
         )
-        composed = compose(given, previous, facts, is_cut=is_cut or given.is_cut)
-        folder.replace(composed.content, found)
+        composed = compose(given, ground.previous, facts, is_cut=scan.is_cut or given.is_cut)
+        disk_warnings = folder.replace(composed.content, ground.found)
     seen.note(root.path, composed.checkpoint)
-    warnings += composed.warnings
-    if given.redactions:
-        warnings.append(f"Redacted {given.redactions} secret-looking value(s).")
-    warnings += _ignore_warnings(world)
-    return _save_answer(root, folder.path(MAIN), given, composed.checkpoint, len(composed.content), warnings)
+    warnings = [
+        *given.warnings,
+        *_place_warnings(root, world, environ),
+        *lock_warnings,
+        *ground.warnings,
+        *scan.warnings,
+        *composed.warnings,
+        *disk_warnings,
+        *([f"Redacted {given.redactions} secret-looking value(s)."] if given.redactions else []),
+        *_ignore_warnings(world),
+    ]
+    return _save_answer(folder.path(MAIN), given, composed.checkpoint, len(composed.content), _said(warnings))
+
+
+def _place_warnings(root: Root, world: World, environ: Mapping[str, str]) -> list[str]:
+    warnings = []
+    if root.is_fallback and root.path == os.path.realpath(environ.get("HOME") or "/"):
+        warnings.append(
+            "Saved in the home directory, where the server was started: pass projectRoot or set "
+            "CHECKPOINT_PROJECT_ROOT for a project."
+        )
+    if world.trouble:
+        warnings.append(f"{world.trouble}; saved without git facts.")
+    return warnings
 
 
 def _git_facts(snapshot: Snapshot | None) -> GitFacts | None:
@@ -228,71 +178,92 @@ def _git_facts(snapshot: Snapshot | None) -> GitFacts | None:
     return GitFacts(branch=branch, head=snapshot.head, dirty=snapshot.is_dirty)
 
 
-def _previous(
-    folder: Folder, given: Given, seen: Seen, now: Callable[[], datetime], warnings: list[str]
-) -> tuple[Found, Checkpoint | None]:
-    """What stands in the way of the new file, and the checkpoint that a merge goes on from."""
+class _Ground(NamedTuple):
+    """What a save stands on: what is in the way of the new file, and the checkpoint that a merge goes on from."""
+
+    found: Found
+    previous: Checkpoint | None = None
+    warnings: Sequence[str] = ()
+
+
+def _ground(folder: Folder, given: Given, world: World, seen: Seen, now: datetime) -> _Ground:
     found = folder.read(MAIN)
-    if isinstance(found, Newer):
-        if given.is_merge:
+    match found:
+        case None:
+            return _Ground(None, None, ["Nothing to merge into; saved as new."] if given.is_merge else [])
+        case Valid() if given.is_merge:
+            return _merged(found, world, MAIN, found)
+        case Valid():
+            return _Ground(found, None, _foreign_warnings(found.checkpoint, folder.root, seen, now))
+        case Newer() if given.is_merge:
             raise SessionError(
                 f"{folder.path(MAIN)} was written by a newer version ({found.version}); "
                 "upgrade, or save with mode replace"
             )
-        warnings.append(f"The checkpoint of a newer version ({found.version}) was moved to {aside_name(found)}.")
-        return found, None
-    if isinstance(found, Damaged):
-        backup = folder.read(BACKUP) if given.is_merge else None
-        is_usable = isinstance(backup, Valid)
-        on = f"; merged into {BACKUP}" if is_usable else "; nothing to merge into" if given.is_merge else ""
-        warnings.append(f"{MAIN} was corrupt ({found.reason}) and was moved to {aside_name(found)}{on}.")
-        return found, to_merge_into(backup.checkpoint) if isinstance(backup, Valid) else None
-    if found is None:
-        if given.is_merge:
-            warnings.append("Nothing to merge into; saved as new.")
-        return None, None
-    if given.is_merge:
-        return found, to_merge_into(found.checkpoint)
-    saved = parse_time(found.checkpoint["updatedAt"])
-    moment = now()
-    if (
-        not seen.has(folder.root, found.checkpoint)
-        and saved
-        and (moment - saved).total_seconds() < _FOREIGN_HOURS * 3600
-    ):
-        goal = cut(one_line(scrub(found.checkpoint["goal"]["primary"])[0]), 80)
-        warnings.append(
-            f"Replaced another session's checkpoint (goal: {goal}, {age(moment, saved)}); it is kept as {BACKUP}."
-        )
-    return found, None
+        case Newer():
+            said = f"The checkpoint of a newer version ({found.version}) was moved to {folder.aside_name(found)}."
+            return _Ground(found, None, [said])
+        case Damaged():
+            said = f"{MAIN} was corrupt ({found.reason}) and was moved to {folder.aside_name(found)}"
+            backup = folder.read(BACKUP) if given.is_merge else None
+            if isinstance(backup, Valid):
+                return _merged(found, world, BACKUP, backup, f"{said}; merged into {BACKUP}.")
+            return _Ground(found, None, [f"{said}; nothing to merge into." if given.is_merge else f"{said}."])
 
 
-def _scan(
-    root: str, given: Given, world: World, previous: Checkpoint | None, warnings: list[str]
-) -> tuple[list[FileEntry], frozenset[str], bool]:
-    """The files of the new checkpoint, the paths of those that were named, and whether some were left out."""
+def _merged(found: Found, world: World, name: str, valid: Valid, *warnings: str) -> _Ground:
+    marks = [_MERGED[mark] for mark in _marks(world, name, valid)]
+    return _Ground(found, to_merge_into(valid.checkpoint), [*warnings, *marks])
+
+
+def _foreign_warnings(checkpoint: Checkpoint, root: str, seen: Seen, now: datetime) -> list[str]:
+    """What to say about a checkpoint that is replaced: something where another session may still need it."""
+    saved = parse_time(checkpoint["updatedAt"])
+    if saved is None or seen.has(root, checkpoint) or (now - saved).total_seconds() >= _FOREIGN_HOURS * 3600:
+        return []
+    goal = cut(one_line(scrub(checkpoint["goal"]["primary"])[0]), 80)
+    return [f"Replaced another session's checkpoint (goal: {goal}, {age(now, saved)}); it is kept as {BACKUP}."]
+
+
+class _Scan(NamedTuple):
+    """The files of a new checkpoint."""
+
+    entries: list[FileEntry]
+    named_paths: frozenset[str]
+    is_cut: bool  # some were left out
+    warnings: Sequence[str]
+
+
+def _scan(root: str, given: Given, world: World, previous: Checkpoint | None) -> _Scan:
     snapshot = world.snapshot
     changes, collapsed = collapse(snapshot) if snapshot else ([], [])
-    warnings += snapshot.warnings if snapshot else ()
-    warnings += collapsed
     named, refused = _named(root, given)
-    if refused:
-        warnings.append(f"Skipped {refused} file(s) outside of the project root or inside .git.")
     recorded = [
         entry
         for entry in (previous["modifiedFiles"] if previous else [])
-        if is_inside(root, entry["path"]) and not entry["path"].startswith(MAIN)
+        if is_inside(root, entry["path"]) and not is_own_file(entry["path"])
     ]
     candidates, left_out, secret = list_files(
         named, changes, recorded, lambda one, other: is_same_file(root, one, other)
     )
-    if secret:
-        warnings.append(f"Skipped {secret} file(s) whose path looks like it holds a secret.")
-    if left_out:
-        warnings.append(f"Left out {left_out} changed file(s): a checkpoint lists at most {len(candidates)}.")
-    entries = _hashed(root, candidates, world, snapshot, warnings)
-    paths = frozenset(candidate.entry["path"] for candidate in candidates if candidate.is_named)
-    return entries, paths, bool(left_out or collapsed)
+    entries, unread = _hashed(root, candidates, world)
+    counted = (
+        (refused, "Skipped {} file(s) outside of the project root or inside .git."),
+        (secret, "Skipped {} file(s) whose path looks like it holds a secret."),
+        (left_out, f"Left out {{}} changed file(s): a checkpoint lists at most {MAX_FILES}."),
+        (unread.count("large"), "{} large file(s) not hashed; drift unknown."),
+        (unread.count("slow"), "{} file(s) not hashed for lack of time; drift unknown."),
+    )
+    return _Scan(
+        entries,
+        frozenset(candidate.entry["path"] for candidate in candidates if candidate.is_named),
+        bool(left_out or collapsed),
+        [
+            *(snapshot.warnings if snapshot else ()),
+            *collapsed,
+            *(saying.format(count) for count, saying in counted if count),
+        ],
+    )
 
 
 def _named(root: str, given: Given) -> tuple[list[tuple[str, str | None]], int]:
@@ -300,29 +271,25 @@ def _named(root: str, given: Given) -> tuple[list[tuple[str, str | None]], int]:
     named = []
     for path, note in given.files:
         place = place_named(root, path)
-        if place is not None and not (place.startswith(MAIN) and "/" not in place):
+        if place is not None and not is_own_file(place):
             named.append((place, note))
     return named, len(given.files) - len(named)
 
 
-def _hashed(
-    root: str, candidates: Sequence[Candidate], world: World, snapshot: Snapshot | None, warnings: list[str]
-) -> list[FileEntry]:
+def _hashed(root: str, candidates: Sequence[Candidate], world: World) -> tuple[list[FileEntry], list[str]]:
+    """The entries with what is on the disk, and why some of them have no hash."""
     hasher = Hasher(root)
-    object_format = snapshot.object_format if snapshot else "sha1"
+    object_format = world.snapshot.object_format if world.snapshot else "sha1"
     states = [_state(candidate, hasher, world.git, object_format) for candidate in candidates]
     seen = [(candidate.change, state) for candidate, state in zip(candidates, states, strict=True) if candidate.change]
     moves = pair_moves(seen)
-    unread = sum(state.why in ("large", "slow") for state in states)
-    if unread:
-        warnings.append(f"{unread} large file(s) not hashed; drift unknown.")
     entries = []
     for candidate, state in zip(candidates, states, strict=True):
         path = candidate.entry["path"]
         is_gone_folder = candidate.change is None and state.kind == "absent" and path.endswith("/")
         if path not in moves.values() and not is_gone_folder:
             entries.append(finish_entry(candidate, state.blob, state.kind, moves.get(path)))
-    return entries
+    return entries, [state.why for state in states if state.why]
 
 
 def _state(candidate: Candidate, hasher: Hasher, git: Git, object_format: str) -> State:
@@ -345,21 +312,28 @@ def _ignore_warnings(world: World) -> list[str]:
     if snapshot.head is None:
         branch = scrub(snapshot.branch or "HEAD")[0]
         warnings.append(f"No commit yet on {branch}: what changes after this save cannot be told before the first one.")
+    if world.tracked:
+        names = sorted(world.tracked)
+        return [
+            *warnings,
+            f"{_are(names)} tracked by git: run git rm --cached {' '.join(names)}, then ignore {MAIN}*.",
+        ]
     try:
-        if is_tracked(world.git, MAIN):
-            warnings.append(f"{MAIN} is tracked by git: run git rm --cached {MAIN}, then ignore {MAIN}*.")
-        elif not is_ignored(world.git, (MAIN, BACKUP)):
-            warnings.append(
-                f"{MAIN} is not git-ignored: add {MAIN}* to .gitignore, or to .git/info/exclude to keep that private."
-            )
+        names = not_ignored(world.git, (MAIN, BACKUP))
     except GitError:  # then nothing can be said; the reason is in the warnings already where it matters
         return warnings
+    if names:
+        warnings.append(
+            f"{_are(names)} not git-ignored: add {MAIN}* to .gitignore, or to .git/info/exclude to keep that private."
+        )
     return warnings
 
 
-def _save_answer(
-    root: Root, path: str, given: Given, checkpoint: Checkpoint, size: int, warnings: list[str]
-) -> dict[str, Any]:
+def _are(names: Sequence[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _save_answer(path: str, given: Given, checkpoint: Checkpoint, size: int, warnings: list[str]) -> dict[str, Any]:
     counts = {
         "tasks": len(checkpoint["goal"]["tasks"]),
         "modifiedFiles": len(checkpoint["modifiedFiles"]),
@@ -373,7 +347,7 @@ def _save_answer(
     lines = [
         f"Checkpoint saved to {one_line(clean(path))} ({size} bytes, {mode}).",
         f"{counts['tasks']} task(s), {counts['modifiedFiles']} file(s), {counts['recentCommands']} command(s){place}.",
-        *(f"⚠ {one_line(clean(warning))}" for warning in warnings),
+        *(f"⚠ {warning}" for warning in warnings),
     ]
     return {
         "path": path,
@@ -421,7 +395,7 @@ def read_best(folder: Folder) -> tuple[Valid | None, bool, str | None]:
         return backup, True, f"{MAIN} is corrupt ({found.reason}); this is the backup, {BACKUP}."
     raise SessionError(
         f"{folder.path(MAIN)} is corrupt: {found.reason}; there is no valid backup. The next save moves it to "
-        f"{aside_name(found)}"
+        f"{folder.aside_name(found)}"
     )
 
 
@@ -442,59 +416,57 @@ def load(root: Root, *, environ: Mapping[str, str], seen: Seen) -> Loaded | str:
     if not is_from_backup:
         seen.note(root.path, checkpoint)
     world = look(root.path, environ)
-    tracked = _tracked(world, BACKUP if is_from_backup else MAIN)
-    untrusted = [UNTRUSTED] if tracked else []
-    if valid.owner != os.geteuid():
-        untrusted.append(FOREIGN)
-    recorded_name, name = checkpoint["project"].get("name"), project_name(root.path)
-    if recorded_name and recorded_name != name:
+    name = BACKUP if is_from_backup else MAIN
+    recorded_name, project = checkpoint["project"].get("name"), project_name(root.path)
+    if recorded_name and recorded_name != project:
         recorded_name = cut(one_line(scrub(recorded_name)[0]), 80)
-        warnings.append(f"It was saved in a project named {recorded_name}; this one is {name}.")
-    drift, unknown = _measure(root.path, world, checkpoint, warnings)
+        warnings.append(f"It was saved in a project named {recorded_name}; this one is {project}.")
+    drift, unknown, drift_warnings = _measure(root.path, world, checkpoint)
     return Loaded(
         path=folder.path(MAIN),
         checkpoint=scrubbed(checkpoint, _SHOWN_TEXT),
         is_from_backup=is_from_backup,
         drift=drift,
         drift_unknown=unknown,
-        untrusted=tuple(untrusted),
-        is_tracked=tracked,
-        warnings=tuple(one_line(clean(warning)) for warning in warnings),
+        untrusted=tuple(_marks(world, name, valid)),
+        is_tracked=world.has(name),
+        warnings=tuple(_said([*warnings, *drift_warnings])),
     )
 
 
-def _tracked(world: World, name: str) -> bool | None:
-    """Whether git tracks the file; None where there is a repository that cannot be asked."""
-    if not world.is_repository:
-        return False
-    try:
-        return is_tracked(world.git, name)
-    except GitError:
-        return None
+def _marks(world: World, name: str, valid: Valid) -> list[str]:
+    """Why a checkpoint may be a stranger's."""
+    is_tracked = world.has(name)
+    marks = [] if is_tracked is False else [UNTRUSTED if is_tracked else UNTOLD]
+    return marks if valid.owner == os.geteuid() else [*marks, FOREIGN]
 
 
-def _measure(root: str, world: World, checkpoint: Checkpoint, warnings: list[str]) -> tuple[Drift | None, str | None]:
+def _said(warnings: Iterable[str]) -> list[str]:
+    """The warnings as they may be shown: names of folders and branches are in them."""
+    return [one_line(scrub(warning)[0]) for warning in warnings]
+
+
+def _measure(root: str, world: World, checkpoint: Checkpoint) -> tuple[Drift | None, str | None, Sequence[str]]:
+    """The drift, or None and why it cannot be told, and warnings."""
     facts, snapshot = checkpoint["git"], world.snapshot
     if facts is None:
         was_repository = any(entry["source"] == "git" for entry in checkpoint["modifiedFiles"])
-        if was_repository and snapshot and snapshot.head:
-            warnings.append("There was no commit yet when this was saved; there are commits now.")
-        return None, "the checkpoint has no git facts"
+        late = "There was no commit yet when this was saved; there are commits now."
+        has_commits_now = was_repository and snapshot and snapshot.head
+        return None, "the checkpoint has no git facts", [late] if has_commits_now else []
+    warnings = snapshot.warnings if snapshot else ()
     if snapshot is None or snapshot.head is None:
         reason = world.trouble or ("the repository has no commit" if snapshot else "not a git repository")
-        warnings.append(f"What changed since is unknown: {reason}.")
-        return None, reason
-    try:
-        warnings += snapshot.warnings
-        return measure(world.git, snapshot, checkpoint, facts, Hasher(root)), None
-    except GitError as error:
-        reason = scrub(one_line(str(error)))[0]
-        warnings.append(f"What changed since is unknown: {reason}.")
-        return None, reason
+    else:
+        try:
+            return measure(world.git, snapshot, checkpoint, facts, Hasher(root)), None, warnings
+        except GitError as error:
+            reason = scrub(one_line(str(error)))[0]
+    return None, reason, [*warnings, f"What changed since is unknown: {reason}."]
 
 
 def to_brief(loaded: Loaded, now: datetime) -> Brief:
-    return Brief(loaded.checkpoint, now, loaded.drift, loaded.untrusted, loaded.warnings)
+    return Brief(loaded.checkpoint, now, loaded.drift, loaded.untrusted, loaded.warnings, visible(loaded.path))
 
 
 def load_answer(root: Root, loaded: Loaded | str, *, is_full: bool, now: datetime) -> dict[str, Any]:
@@ -523,6 +495,26 @@ def load_answer(root: Root, loaded: Loaded | str, *, is_full: bool, now: datetim
     if is_full:
         return answer | {"checkpoint": shown_checkpoint(loaded.checkpoint)}
     return answer | {"brief": render(to_brief(loaded, now))}
+
+
+class Texts(NamedTuple):
+    """The text of a load's answer, which is enough without the structured one. A brief says all of it in `main`."""
+
+    main: str
+    before: str = ""
+    after: str = ""
+
+
+def load_texts(answer: Mapping[str, Any]) -> Texts:
+    if "checkpoint" not in answer:
+        return Texts(answer["brief"])
+    content = {name: answer[name] for name in ("checkpoint", "drift")}
+    warnings = [f"⚠ {warning}" for warning in answer["warnings"]]
+    return Texts(
+        json.dumps(content, ensure_ascii=False, indent=2),
+        before="\n".join([*warnings, NOTES] if warnings else []),
+        after=f"Read from {shown(answer['path'])}.",
+    )
 
 
 def shown_checkpoint(checkpoint: Checkpoint) -> Checkpoint:

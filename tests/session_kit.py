@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self, cast
 
+import projectroot
 import session
 import sessiontools
 import toolspec
@@ -155,8 +156,8 @@ class Project:
         """Writes a checkpoint by hand, as an editor or a repository would."""
         self.file.write_text(json.dumps(handmade(**members), ensure_ascii=False), encoding="utf-8")
 
-    def _find_root(self, argument: str | None) -> sessiontools.Root:
-        return sessiontools.resolve_root(argument or str(self.root), self.environ, lambda: ())
+    def _find_root(self, argument: str | None) -> projectroot.Root:
+        return projectroot.resolve_root(argument or str(self.root), self.environ, lambda: ())
 
 
 class Repository(Project):

@@ -228,6 +228,32 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(project: Project)
     assert project.checkpoint["goal"]["primary"] == "half \ufffd"
 
 
+def test_a_key_that_would_turn_into_another_one_is_left_out(project: Project) -> None:
+    planted = {
+        "createdAt\u200b": 5,
+        "goal\u200b": "boom",
+        "ghp_" + "a" * 36: 1,
+        "k" * 500: 1,
+        "x": {"y\u200b": 1, "z": 2},
+    }
+    project.plant(goal={"primary": "good goal", "primary\u200b": 5}, **planted)
+    assert "## Goal\ngood goal" in project.brief()
+    project.save(goal="next", mode="merge", decisions=["one"])
+    project.save(goal="next", mode="merge", decisions=["two"])
+    assert project.checkpoint["decisions"] == ["one", "two"]
+    assert project.checkpoint["goal"] == {"primary": "next", "tasks": []}
+    assert {key: value for key, value in project.checkpoint.items() if key not in handmade()} == {"x": {"z": 2}}
+
+
+def test_a_file_that_could_not_be_read_again_is_not_written(project: Project) -> None:
+    project.plant(x=[0] * 3970)
+    before = project.file.read_bytes()
+    with pytest.raises(SessionError, match="not written, since it could not be read again: more than 4,000 values"):
+        project.save(mode="merge", recentCommands=[{"command": f"c{number}"} for number in range(50)])
+    assert project.file.read_bytes() == before
+    assert names(project.root) == [".claude-checkpoint"]
+
+
 # -------------------------------------------------------------------------------------------------------- the backup
 
 
@@ -451,6 +477,123 @@ def test_a_full_disk_leaves_everything_as_it_was(project: Project) -> None:
     assert done.returncode == 1, done
     assert done.stdout == f"{project.file}: cannot be written: File too large\n"
     assert {name: (project.root / name).read_bytes() for name in names(project.root)} == before
+
+
+STEPS = ("open", "fchmod", "fsync", "link", "chmod", "rename")
+
+
+def failing_at(point: int) -> tuple[dict[str, Any], list[str]]:
+    """What to put in the place of each step of a save so that the one with this number fails, and the steps taken."""
+    taken: list[str] = []
+
+    def failing(name: str, real: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return real(*arguments, **options)
+            taken.append(name)
+            if len(taken) == point:
+                raise OSError(5, "Input/output error")
+            return real(*arguments, **options)
+
+        return call
+
+    return {name: failing(name, getattr(os, name)) for name in STEPS}, taken
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {name: (root / name).read_bytes() for name in names(root)}
+
+
+@pytest.mark.parametrize("content", [None, b"garbage", b'{"version": 2}'])
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_step_that_fails_leaves_everything_as_it_was(
+    project: Project, monkeypatch: pytest.MonkeyPatch, content: bytes | None, has_links: bool
+) -> None:
+    """SA-06. Ends at the first point that a save does not reach any more."""
+    real_link = os.link
+
+    def link(*arguments: Any, **options: Any) -> None:
+        if not has_links:
+            raise PermissionError(1, "no links here")
+        real_link(*arguments, **options)
+
+    failed = set()
+    for point in range(1, 100):
+        for path in project.root.iterdir():
+            path.unlink()
+        project.save(goal="oldest")
+        project.save(goal="old")
+        if content is not None:
+            project.file.write_bytes(content)
+        before = contents(project.root)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "link", link)
+            steps, taken = failing_at(point)
+            for name, step in steps.items():
+                patch.setattr(os, name, step)
+            try:
+                answer = project.save(goal="new")
+            except SessionError as error:
+                assert "Input/output error" in str(error)  # noqa: PT017 (some steps may fail)
+                assert contents(project.root) == before, (point, taken)
+                failed.add(taken[-1])
+                continue
+        assert project.checkpoint["goal"]["primary"] == "new"
+        if len(taken) < point:
+            break
+        # Where links are refused, copies take their place; once the last rename is done, nothing is an error.
+        is_flush = taken[point - 2 :] == ["rename", "fsync"]
+        assert is_flush or taken[point - 1] in ("link", "chmod"), taken
+        assert any("could not be flushed" in warning for warning in answer["warnings"]) == is_flush
+    else:
+        pytest.fail("a save has too many steps")
+    assert failed == {"open", "fchmod", "fsync", "rename"}
+
+
+def test_what_was_set_aside_before_is_kept(project: Project) -> None:
+    for number, name in enumerate((".bad", ".bad.1", ".bad.2")):
+        (project.root / ".claude-checkpoint.bad.1").mkdir(exist_ok=True)
+        project.file.write_text(f"garbage {number}")
+        [warning] = project.save()["warnings"]
+        target = name if number == 0 else f".bad.{number + 1}"
+        assert warning.endswith(f"was moved to .claude-checkpoint{target}.")
+        assert (project.root / f".claude-checkpoint{target}").read_text() == f"garbage {number}"
+
+
+def test_what_cannot_be_set_aside_is_named(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.rename
+
+    def refuse(source: str, target: str, **options: Any) -> None:
+        if target.endswith(".bad"):
+            raise OSError(5, "Input/output error")
+        real(source, target, **options)
+
+    def no_link(*_: object, **__: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    project.file.write_text("garbage")
+    monkeypatch.setattr(os, "rename", refuse)
+    monkeypatch.setattr(os, "link", no_link)
+    with pytest.raises(SessionError, match=r"cannot be moved to \.claude-checkpoint\.bad: Input/output error"):
+        project.save()
+
+
+def test_a_temporary_file_is_never_one_that_was_there(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user of a shared folder may guess its name, and put a link or a file of their own there."""
+    victim = project.write("victim", "theirs")
+    name = ".claude-checkpoint.tmp-" + bytes(8).hex()
+    monkeypatch.setattr(os, "urandom", bytes)
+    monkeypatch.setattr(Folder, "_sweep", lambda *_: None)
+    for is_link in (True, False):
+        if is_link:
+            (project.root / name).symlink_to(victim)
+        else:
+            os.link(victim, project.root / name)
+        with pytest.raises(SessionError, match="File exists"):
+            project.save()
+        assert victim.read_text() == "theirs"
+        assert not project.file.exists()
+        (project.root / name).unlink()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a user to become")

@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 from mcp import Client, StdioServerParameters
 from session_kit import MODERN_META, SERVE, Project, Repository, Server, sections
 
+import projectroot
 import session
 import sessiontools
 import toolspec
@@ -470,7 +471,7 @@ def test_without_jsonschema_a_call_says_what_to_install(root: Path, monkeypatch:
 
 
 def resolve(argument: str | None = None, roots: list[str] | None = None, cwd: str = "/", **environ: str) -> Any:
-    return sessiontools.resolve_root(argument, environ, lambda: roots or [], lambda: cwd)
+    return projectroot.resolve_root(argument, environ, lambda: roots or [], lambda: cwd)
 
 
 def test_the_root_is_chosen_in_order(tmp_path: Path) -> None:
@@ -539,7 +540,7 @@ def test_the_working_directory_is_refused_at_the_top_and_warned_about_at_home(tm
         raise FileNotFoundError(2, "gone")
 
     with pytest.raises(SessionError, match="the working directory is gone"):
-        sessiontools.resolve_root(None, {}, list, gone)
+        projectroot.resolve_root(None, {}, list, gone)
     with Server(tmp_path, {"HOME": str(tmp_path)}) as server:
         saved, named = server.save(), server.save(projectRoot=str(tmp_path))
     assert "Saved in the home directory" in saved["content"][0]["text"]
