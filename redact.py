@@ -36,12 +36,16 @@ class _Rule(NamedTuple):
 
 
 class _Name(NamedTuple):
-    """How the names of secrets end, as lower-case words joined by `_`, and which values are plain under such a name."""
+    """How the names of secrets end, as lower-case words joined by `_`, and which values are plain under such a name.
+
+    `odd` ones are secret though a spare would let them go.
+    """
 
     name: str
     reason: str
     pattern: str
     plain: str
+    odd: str = r"(?!)"
 
 
 class _Spare(NamedTuple):
@@ -60,19 +64,22 @@ _QUALIFIER: Final = (
     r"|primary|prod|production|secondary|staging|string|test|value))?+"
 )
 
+_FILE_ENDS: Final = "json|key|p12|pem|pfx|toml|txt|ya?ml"
+
 _NAMES: Final = (
     _Name(
         "password",
         "people choose words and numbers, so no value is plain",
-        r"password|passwd|passphrase|passcode|_pwd|mnemonic|seed_phrase"
+        r"pass_?word|passwd|passphrase|passcode|_pwd|mnemonic|seed_phrase"
         r"|contraseña|contrasena|kennwort|mot_de_passe|passwort|senha|пароль|パスワード|密码",
         r"(?!)",
+        rf"[\w-]++\.(?:{_FILE_ENDS})|/(?:app|code|dev|srv|usr|workspace)/[^\s/]++",  # no place to keep a secret in
     ),
     _Name(
         "token or secret",
-        "issued by a machine, so a short number is a count or a position",
+        "issued by a machine, so a short number is a count or a position; a code to be used once has six digits",
         r"token|secret|_pass|(?:db|ftp|key|smtp|ssh|store|user)pass",
-        r"-?\d{1,7}",
+        r"-?\d{1,5}",
     ),
     _Name(
         "key",
@@ -109,7 +116,7 @@ _SPARES: Final = (
     _Spare(
         "path",
         "it says where the secret is",
-        r"(?:~|\.{1,2}|https?:/)/[^\s=:?@]*+|[A-Za-z]:\\[^\s=:]*+|@?[\w./-]{1,200}\.(?:json|key|p12|pem|pfx|toml|txt|ya?ml)"
+        rf"(?:~|\.{{1,2}}|https?:/)/[^\s=:?@]*+|[A-Za-z]:\\[^\s=:]*+|@?[\w./-]{{1,200}}\.(?:{_FILE_ENDS})"
         r"|/(?:app|code|dev|etc|home|mnt|opt|private|root|run|secrets|srv|tmp|usr|Users|var|workspace)/[^\s=:]*+",
     ),
     _Spare("mask", "somebody hid it before", r"[*•]++|\.{4,9}|[xX]{3,99}|[\[(]?(?i:redacted|masked|hidden)[\])]?"),
@@ -247,7 +254,8 @@ _LABELLED: Final = (
         "the header with any scheme or none",
         rf"(?i:(?<![a-z0-9])authorization){_CLOSE}[ \t]*+(?:[:=]|,(?=[ \t]*+[\"'`]\w{{1,20}} \S))(?:\\?[ \t])*+{_QUOTE}"
         rf"(?:[A-Za-z][\w-]*+(?:\\?[ \t])++(?=[^\s\"'`]))?+"
-        rf"(?![A-Za-z]?[a-z]{{1,20}}+[ \t]*+{_END}|\w{{1,20}}=[^\s=]|{_CODE})",
+        rf"(?:(?<=[Bb]earer )(?!(?:{_SENTENCE}|auth\w{{0,9}}|header|jwt|realm|scheme|tokens?){_END})"
+        rf"|(?<![Bb]earer )(?![A-Za-z]?[a-z]{{1,20}}+[ \t]*+{_END}))(?!\w{{1,20}}=[^\s=]|{_CODE})",
     ),
     _Rule("Bearer", "a scheme without its header", r"(?i:\bbearer) ++(?P<secret>(?=\S{0,60}\d)[\w.~+/-]{16,}+=*+)"),
     _Rule("Basic", "user:password", r"\b[Bb]asic ++(?P<secret>(?=\S{0,60}[A-Z0-9=])[A-Za-z0-9+/]{16,}+=*+)"),
@@ -498,6 +506,7 @@ class _Compiled(NamedTuple):
     rules: tuple[re.Pattern[str], ...]
     names: re.Pattern[str]  # a group for each row
     plain: tuple[re.Pattern[str], ...]
+    odd: tuple[re.Pattern[str], ...]
     values: dict[str | None, re.Pattern[str]]  # by opening quote
     spares: re.Pattern[str]
     word_break: re.Pattern[str]
@@ -519,35 +528,37 @@ def _compiled() -> _Compiled:
         ),
         names=re.compile(rf"(?:{names}){_QUALIFIER}\Z"),
         plain=tuple(re.compile(name.plain) for name in _NAMES),
+        odd=tuple(re.compile(name.odd) for name in _NAMES),
         values={quote: re.compile(pattern) for quote, pattern in _VALUES.items()},
         spares=re.compile(spares),
         word_break=re.compile(r"[\W_]++|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])"),
     )
 
 
-def _plain_values(name: str) -> re.Pattern[str] | None:
-    """Gives the values that are no secret under a name, None where the name announces no secret at all."""
+def _row(name: str) -> int | None:
+    """Gives the row of the names to which a name belongs, None where it announces no secret at all."""
     words = _compiled().word_break.sub("_", name).strip("_").lower()
     row = _compiled().names.search(words)
-    return _compiled().plain[row.lastindex - 1] if row and row.lastindex else None
+    return row.lastindex - 1 if row and row.lastindex else None
 
 
 def _secret(found: re.Match[str]) -> tuple[int, int] | None:
     """Gives the span of the secret that a rule leads to, None where there is none after all."""
-    groups = found.re.groupindex
-    plain = None
+    tables, groups = _compiled(), found.re.groupindex
+    row = None
     if "name" in groups:
-        plain = _plain_values(found["name"])
-        if plain is None:
+        row = _row(found["name"])
+        if row is None:
             return None
     if "secret" not in groups:
-        value = _compiled().values[found["quote"]].match(found.string, found.end())
+        value = tables.values[found["quote"]].match(found.string, found.end())
         if value is None:
             return None
         found = value
-    if _compiled().spares.fullmatch(found["secret"]) or (plain and plain.fullmatch(found["secret"])):
-        return None
-    return found.span("secret")
+    secret = found["secret"]
+    is_odd = row is not None and tables.odd[row].fullmatch(secret)
+    is_plain = row is not None and tables.plain[row].fullmatch(secret)
+    return None if is_plain or (tables.spares.fullmatch(secret) and not is_odd) else found.span("secret")
 
 
 def _apply(rule: re.Pattern[str], text: str) -> tuple[str, int]:

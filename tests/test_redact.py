@@ -189,6 +189,39 @@ def test_a_short_plain_word_is_a_password_all_the_same() -> None:
     assert redact("DB_PASSWORD=id make") == (f"DB_PASSWORD={MARK} make", 1)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Authorization: Bearer «mysecrettoken»",
+        "curl -H 'authorization: bearer «hunter»' https://host",
+        "STRIPE_SECRET=«482913»",
+        "OTP_TOKEN=«482913»",
+        "tool --token «482913»",
+        "DB_PASSWORD=«hunter2.txt» make",
+        "DB_PASSWORD=«/app/hunter2» make",
+        "userPassWord=«Hunter2x»",
+        "pass_word: «Hunter2x»",
+    ],
+)
+def test_a_value_that_looks_like_a_word_a_number_or_a_path_goes_where_it_is_none(line: str) -> None:
+    text = line.replace("«", "").replace("»", "")
+    assert redact(text) == (re.sub("«.*»", MARK, line), 1)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Authorization: Bearer token is missing",
+        "token=42",
+        "max_token: 4096",
+        "DB_PASSWORD=/app/secrets/db.txt",
+        "TLS_SECRET=ca.pem",
+    ],
+)
+def test_such_a_value_stays_where_it_is_one(text: str) -> None:
+    assert redact(text) == (text, 0)
+
+
 @pytest.mark.parametrize("flag", ["--secret {}", "--secret={}", '--secret "{}"'])
 def test_docker_names_its_secrets_without_showing_them(flag: str) -> None:
     text = f"docker build {flag.format('id=npmrc,src=$HOME/.npmrc')} ."
