@@ -524,6 +524,7 @@ def _cmd_demo(args: argparse.Namespace) -> int:
 def _cmd_session_serve(args: argparse.Namespace) -> int:
     from session import main as serve
 
+    _refuse_upstream(args)
     return serve()
 
 
@@ -549,8 +550,7 @@ def _answer(args: argparse.Namespace, ask: Callable[[], str]) -> int:
     """Prints what a session command answers, if it answers anything."""
     from session import SessionError
 
-    if args.upstream is not None:
-        raise UsageError(f"session takes nothing behind --: {' '.join(args.upstream)}")
+    _refuse_upstream(args)
     try:
         text = ask()
     except SessionError as error:
@@ -558,6 +558,11 @@ def _answer(args: argparse.Namespace, ask: Callable[[], str]) -> int:
     if text:
         _show(text)
     return _DONE
+
+
+def _refuse_upstream(args: argparse.Namespace) -> None:
+    if args.upstream is not None:
+        raise UsageError(f"session takes nothing behind --: {' '.join(args.upstream)}")
 
 
 def _show(text: str) -> None:

@@ -166,6 +166,11 @@ def decode(content: bytes) -> Checkpoint | Newer:
     return _filled(value)
 
 
+def blank() -> Checkpoint:
+    """A checkpoint in which nothing is recorded yet, to be merged into."""
+    return _filled({"version": FORMAT, "goal": {"primary": ""}})
+
+
 def is_deeper(value: object, levels: int) -> bool:
     """Whether a JSON value nests arrays and objects deeper than `levels`."""
     if isinstance(value, dict):

@@ -7,7 +7,7 @@ carries `truncated`.
 import json
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 from checkpointfile import (
     FORMAT,
@@ -17,6 +17,7 @@ from checkpointfile import (
     FileEntry,
     GitFacts,
     Task,
+    blank,
     encode,
     is_deeper,
     normal,
@@ -30,6 +31,8 @@ MAX_DECISIONS: Final = 20
 MAX_COMMANDS: Final = 50
 MAX_COMMAND: Final = 1000
 MAX_NOTE: Final = 300
+
+_Item = TypeVar("_Item")
 
 # -------------------------------------------------------------------------------------------------------- the input
 
@@ -131,54 +134,49 @@ class _Scrubber:
         self.is_cut |= len(whole) > limit
         return cut(whole, limit)
 
+    def texts(self, items: Sequence[str] | None) -> list[str] | None:
+        return None if items is None else [text for item in items if (text := self.text(item))]
+
+    def task(self, task: Mapping[str, str]) -> dict[str, str]:
+        return {name: self.text(text) for name, text in task.items() if name in _TASK_MEMBERS}
+
+    def file(self, item: Mapping[str, str]) -> tuple[str, str | None]:
+        return item["path"], self.short(item["note"], MAX_NOTE) if "note" in item else None
+
+    def command(self, item: Mapping[str, Any]) -> Command:
+        command = Command(command=self.short(item["command"], MAX_COMMAND))
+        if "exitCode" in item:
+            command["exitCode"] = int(item["exitCode"])
+        if note := self.short(item.get("note", ""), MAX_NOTE):
+            command["note"] = note
+        return command
+
 
 def read_input(arguments: Mapping[str, Any], unknown: Sequence[str]) -> Given:
-    """The input of a save, from arguments that `check` let pass."""
+    """The input of a save, from arguments that `check` let pass. Raises SessionError for a goal of nothing visible."""
     scrubber = _Scrubber()
-
-    def texts(name: str) -> list[str] | None:
-        given = arguments.get(name)
-        return None if given is None else [text for item in given if (text := scrubber.text(item))]
-
     goal = scrubber.text(arguments["goal"])
     if not goal:
         raise SessionError("goal: must not be empty")
-    tasks = []
-    for task in arguments.get("tasks", ()):
-        members = {name: scrubber.text(text) for name, text in task.items() if name in _TASK_MEMBERS}
-        if members["description"]:
-            tasks.append(members)
-    summary = arguments.get("summary")
-    commands = []
-    for item in arguments.get("recentCommands", ()):
-        command = Command(command=scrubber.short(item["command"], MAX_COMMAND))
-        if "exitCode" in item:
-            command["exitCode"] = int(item["exitCode"])
-        if note := scrubber.short(item.get("note", ""), MAX_NOTE):
-            command["note"] = note
-        if command["command"]:
-            commands.append(command)
-    files = [
-        (item["path"], scrubber.short(item["note"], MAX_NOTE) if "note" in item else None)
-        for item in arguments.get("modifiedFiles", ())
-    ]
-    warnings = [f"Ignored unknown field(s): {', '.join(unknown[:10])}."] if unknown else []
-    if scrubber.is_cut:
-        warnings.append(f"Cut a command at {MAX_COMMAND:,} or a note at {MAX_NOTE} characters.")
-    return Given(
+    tasks = map(scrubber.task, arguments.get("tasks", ()))
+    commands = map(scrubber.command, arguments.get("recentCommands", ()))
+    given = Given(
         goal=goal,
-        tasks=tasks,
-        summary=None if summary is None else scrubber.text(summary),
-        next_steps=texts("nextSteps"),
-        decisions=texts("decisions"),
-        files=files,
-        commands=commands,
+        tasks=[task for task in tasks if task["description"]],
+        summary=None if "summary" not in arguments else scrubber.text(arguments["summary"]),
+        next_steps=scrubber.texts(arguments.get("nextSteps")),
+        decisions=scrubber.texts(arguments.get("decisions")),
+        files=[scrubber.file(item) for item in arguments.get("modifiedFiles", ())],
+        commands=[command for command in commands if command["command"]],
         is_merge=arguments.get("mode") == "merge",
         project_root=arguments.get("projectRoot"),
-        redactions=scrubber.redactions,
-        is_cut=scrubber.is_cut,
-        warnings=warnings,
+        redactions=0,
+        is_cut=False,
+        warnings=[f"Ignored unknown field(s): {', '.join(unknown[:10])}."] if unknown else [],
     )
+    if scrubber.is_cut:
+        given.warnings.append(f"Cut a command at {MAX_COMMAND:,} or a note at {MAX_NOTE} characters.")
+    return given._replace(redactions=scrubber.redactions, is_cut=scrubber.is_cut)
 
 
 _TASK_MEMBERS: Final = ("description", "status", "evidence")
@@ -313,109 +311,100 @@ class Composed(NamedTuple):
 
 def compose(given: Given, previous: Checkpoint | None, facts: Facts, *, is_cut: bool) -> Composed:
     """The checkpoint and its bytes, at most 64 KB. Raises SessionError for what cannot be kept within the limits."""
-    warnings: list[str] = []
-    tasks = _merge_tasks(given.tasks, previous["goal"]["tasks"] if previous else [], warnings)
-    decisions = _merge_decisions(given.decisions or [], previous["decisions"] if previous else [], warnings)
-    commands = list(previous["recentCommands"]) if previous else []
+    old = previous or blank()
+    tasks, gone_tasks = _merge_tasks(given.tasks, old["goal"]["tasks"])
+    unique: dict[str, str] = {}
+    for text in [*old["decisions"], *(given.decisions or [])]:
+        unique.setdefault(_task_key(text), text)
+    decisions, gone_decisions = _newest(list(unique.values()), MAX_DECISIONS)
     for command in given.commands:
         command["at"] = facts.now
-        commands.append(command)
-    if len(commands) > MAX_COMMANDS:
-        warnings.append(f"Dropped the oldest {len(commands) - MAX_COMMANDS} command(s) beyond {MAX_COMMANDS}.")
-        commands = commands[-MAX_COMMANDS:]
-    goal: dict[str, Any] = {"primary": given.goal, "tasks": tasks}
-    if previous:
-        goal = {**previous["goal"], **goal}
-    summary = given.summary if given.summary is not None else previous.get("summary") if previous else None
-    next_steps = given.next_steps if given.next_steps is not None else (previous["nextSteps"] if previous else [])
-    was_truncated = previous is not None and previous["meta"]["truncated"]
+    commands, gone_commands = _newest([*old["recentCommands"], *given.commands], MAX_COMMANDS)
+    gone = (
+        (gone_tasks, "done task(s)", MAX_TASKS),
+        (gone_decisions, "decision(s)", MAX_DECISIONS),
+        (gone_commands, "command(s)", MAX_COMMANDS),
+    )
+    warnings = [f"Dropped the oldest {count} {what} beyond {limit}." for count, what, limit in gone if count]
     known: dict[str, Any] = {
         "version": FORMAT,
-        "id": (previous["id"] if previous else "") or facts.fresh_id,
-        "createdAt": (previous["createdAt"] if previous else "") or facts.now,
+        "id": old["id"] or facts.fresh_id,
+        "createdAt": old["createdAt"] or facts.now,
         "updatedAt": facts.now,
         "generator": facts.generator,
         "project": {"name": facts.project},
         "git": facts.git,
-        "goal": goal,
-        "summary": summary or None,
-        "nextSteps": next_steps,
+        "goal": {**old["goal"], "primary": given.goal, "tasks": tasks},
+        "summary": old.get("summary") if given.summary is None else given.summary,
+        "nextSteps": old["nextSteps"] if given.next_steps is None else given.next_steps,
         "decisions": decisions,
         "modifiedFiles": facts.files,
         "recentCommands": commands,
-        "meta": {"redactions": given.redactions, "truncated": was_truncated or is_cut or bool(warnings)},
+        "meta": {"redactions": given.redactions, "truncated": old["meta"]["truncated"] or is_cut or bool(warnings)},
     }
-    if not summary:
+    strangers = {key: value for key, value in old.items() if key not in known}
+    if not known["summary"]:
         del known["summary"]
-    strangers = {key: value for key, value in (previous or {}).items() if key not in known and key != "summary"}
     checkpoint = cast("Checkpoint", known | strangers)
-    content = fit(checkpoint, facts.named_paths, warnings)
-    return Composed(checkpoint, content, warnings)
+    content, said = fit(checkpoint, facts.named_paths)
+    return Composed(checkpoint, content, warnings + said)
+
+
+def _newest(items: list[_Item], limit: int) -> tuple[list[_Item], int]:
+    """The last items, and the number of those before them."""
+    return items[-limit:], max(0, len(items) - limit)
 
 
 def _task_key(description: str) -> str:
     return path_key(one_line(description))
 
 
-def _merge_tasks(given: Sequence[Mapping[str, str]], recorded: Sequence[Task], warnings: list[str]) -> list[Task]:
+def _merge_tasks(given: Sequence[Mapping[str, str]], recorded: Sequence[Task]) -> tuple[list[Task], int]:
+    """The tasks of both, at most 30, and the number of done ones that had to go."""
     tasks: dict[str, Task] = {_task_key(task["description"]): task for task in recorded}
     for task in given:
         key = _task_key(task["description"])
-        old = tasks.get(key)
-        merged: Task = old.copy() if old else {"description": task["description"], "status": "pending"}
-        status = task.get("status", merged["status"])
-        if status != merged["status"]:
+        old, status = tasks.get(key), task.get("status", "pending")
+        merged: Task = old.copy() if old else {"description": task["description"], "status": status}
+        # Evidence proves a state: it goes with it, or when an empty one is given.
+        if status != merged["status"] or "evidence" in task:
             merged.pop("evidence", None)
         merged["status"] = status
-        if task.get("evidence"):
-            merged["evidence"] = task["evidence"]
-        elif "evidence" in task:
-            merged.pop("evidence", None)
+        if evidence := task.get("evidence"):
+            merged["evidence"] = evidence
         tasks[key] = merged
     kept = list(tasks.values())
-    excess = len(kept) - MAX_TASKS
-    if excess > 0:
-        done = [index for index, task in enumerate(kept) if task["status"] == "done"]
-        if len(done) < excess:
-            raise SessionError(
-                f"tasks: {len(kept) - len(done)} unfinished after the merge, the limit is {MAX_TASKS}; "
-                "mark some as done, or save with mode replace"
-            )
-        dropped = set(done[:excess])
-        kept = [task for index, task in enumerate(kept) if index not in dropped]
-        warnings.append(f"Dropped the oldest {excess} done task(s) beyond {MAX_TASKS}.")
-    return kept
-
-
-def _merge_decisions(given: Sequence[str], recorded: Sequence[str], warnings: list[str]) -> list[str]:
-    unique: dict[str, str] = {}
-    for text in [*recorded, *given]:
-        unique.setdefault(_task_key(text), text)
-    decisions = list(unique.values())
-    excess = len(decisions) - MAX_DECISIONS
-    if excess > 0:
-        warnings.append(f"Dropped the oldest {excess} decision(s) beyond {MAX_DECISIONS}.")
-        decisions = decisions[excess:]
-    return decisions
+    excess = max(0, len(kept) - MAX_TASKS)
+    done = [index for index, task in enumerate(kept) if task["status"] == "done"]
+    if len(done) < excess:
+        raise SessionError(
+            f"tasks: {len(kept) - len(done)} unfinished after the merge, the limit is {MAX_TASKS}; "
+            "mark some as done, or save with mode replace"
+        )
+    dropped = set(done[:excess])
+    return [task for index, task in enumerate(kept) if index not in dropped], excess
 
 
 # ---------------------------------------------------------------------------------------------------------- 64 KB
 
 
-def fit(checkpoint: Checkpoint, named_paths: frozenset[str], warnings: list[str]) -> bytes:
-    """The bytes of a checkpoint that is cut, in place, to at most 64 KB.
+def fit(checkpoint: Checkpoint, named_paths: frozenset[str]) -> tuple[bytes, list[str]]:
+    """The bytes of a checkpoint that is cut, in place, to at most 64 KB, and a warning for each kind of cut.
 
     What goes first: commands, oldest first; untracked files; other files without a note; notes of files; done tasks;
     decisions; the end of the summary; files that the agent named. Goal, open tasks and next steps stay: raises
     SessionError naming the largest of them where they alone are too large.
     """
-    content = encode(checkpoint)
+    content, warnings = encode(checkpoint), []
     for drop in _DROPS:
         if len(content) <= MAX_BYTES:
-            return content
-        content = drop(checkpoint, named_paths, content, warnings)
+            break
+        if said := drop(checkpoint, named_paths, len(content) - MAX_BYTES):
+            warnings.append(f"{said} to keep the file within {MAX_BYTES:,} bytes.")
+            checkpoint["meta"]["truncated"] = True
+            content = encode(checkpoint)
     if len(content) <= MAX_BYTES:
-        return content
+        return content, warnings
     sizes = {
         "goal": len(checkpoint["goal"]["primary"].encode()),
         "tasks": sum(_written_bytes(task) for task in checkpoint["goal"]["tasks"]),
@@ -428,16 +417,8 @@ def fit(checkpoint: Checkpoint, named_paths: frozenset[str], warnings: list[str]
     )
 
 
-def _drop_items(
-    checkpoint: Checkpoint,
-    content: bytes,
-    items: list[Any],
-    victims: Iterable[int],
-    saying: str,
-    warnings: list[str],
-) -> bytes:
-    """Removes items in this order until the file fits or none is left."""
-    excess = len(content) - MAX_BYTES
+def _drop_items(items: list[Any], victims: Iterable[int], excess: int, saying: str) -> str:
+    """Removes items in this order until the file fits or none is left. Says how many."""
     gone: set[int] = set()
     for victim in victims:
         if excess <= 0:
@@ -445,7 +426,7 @@ def _drop_items(
         gone.add(victim)
         excess -= _written_bytes(items[victim])
     items[:] = [item for index, item in enumerate(items) if index not in gone]
-    return _said(checkpoint, warnings, saying.format(count=len(gone)) if gone else None, content)
+    return saying.format(len(gone)) if gone else ""
 
 
 def _written_bytes(item: Any) -> int:
@@ -454,35 +435,28 @@ def _written_bytes(item: Any) -> int:
     return len(text.encode()) + 4 * (text.count("\n") + 1) + len(",\n")
 
 
-def _said(checkpoint: Checkpoint, warnings: list[str], warning: str | None, content: bytes) -> bytes:
-    if warning is None:
-        return content
-    warnings.append(f"{warning} to keep the file within {MAX_BYTES:,} bytes.")
-    checkpoint["meta"]["truncated"] = True
-    return encode(checkpoint)
+# Each drops enough of one kind to save `excess` bytes, or all of it, and says what went.
 
 
-def _drop_commands(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_commands(checkpoint: Checkpoint, _: frozenset[str], excess: int) -> str:
     items = checkpoint["recentCommands"]
-    return _drop_items(checkpoint, content, items, range(len(items)), "Dropped the oldest {count} command(s)", warnings)
+    return _drop_items(items, range(len(items)), excess, "Dropped the oldest {} command(s)")
 
 
-def _drop_untracked(checkpoint: Checkpoint, named: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_untracked(checkpoint: Checkpoint, named: frozenset[str], excess: int) -> str:
     items = checkpoint["modifiedFiles"]
     victims = [index for index, entry in enumerate(items) if entry["status"] == "??" and entry["path"] not in named]
-    saying = "Dropped {count} untracked file(s)"
-    return _drop_items(checkpoint, content, items, reversed(victims), saying, warnings)
+    return _drop_items(items, reversed(victims), excess, "Dropped {} untracked file(s)")
 
 
-def _drop_tracked(checkpoint: Checkpoint, named: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_tracked(checkpoint: Checkpoint, named: frozenset[str], excess: int) -> str:
     items = checkpoint["modifiedFiles"]
     victims = [index for index, entry in enumerate(items) if "note" not in entry and entry["path"] not in named]
-    return _drop_items(checkpoint, content, items, reversed(victims), "Dropped {count} changed file(s)", warnings)
+    return _drop_items(items, reversed(victims), excess, "Dropped {} changed file(s)")
 
 
-def _drop_notes(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_notes(checkpoint: Checkpoint, _: frozenset[str], excess: int) -> str:
     count = 0
-    excess = len(content) - MAX_BYTES
     for entry in reversed(checkpoint["modifiedFiles"]):
         if excess <= 0:
             break
@@ -490,25 +464,22 @@ def _drop_notes(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warni
         if note is not None:
             count += 1
             excess -= len(json.dumps(note, ensure_ascii=False).encode()) + len('      "note": ,\n')
-    return _said(checkpoint, warnings, f"Dropped the note(s) of {count} file(s)" if count else None, content)
+    return f"Dropped the note(s) of {count} file(s)" if count else ""
 
 
-def _drop_done_tasks(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_done_tasks(checkpoint: Checkpoint, _: frozenset[str], excess: int) -> str:
     items = checkpoint["goal"]["tasks"]
     victims = [index for index, task in enumerate(items) if task["status"] == "done"]
-    return _drop_items(checkpoint, content, items, victims, "Dropped the oldest {count} done task(s)", warnings)
+    return _drop_items(items, victims, excess, "Dropped the oldest {} done task(s)")
 
 
-def _drop_decisions(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_decisions(checkpoint: Checkpoint, _: frozenset[str], excess: int) -> str:
     items = checkpoint["decisions"]
-    saying = "Dropped the oldest {count} decision(s)"
-    return _drop_items(checkpoint, content, items, range(len(items)), saying, warnings)
+    return _drop_items(items, range(len(items)), excess, "Dropped the oldest {} decision(s)")
 
 
-def _cut_summary(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _cut_summary(checkpoint: Checkpoint, _: frozenset[str], excess: int) -> str:
     whole = checkpoint.get("summary", "")
-    if not whole:
-        return content
     low, high = 0, len(whole)  # the longest head of it with which the file fits
     while low < high:
         middle = (low + high + 1) // 2
@@ -517,14 +488,13 @@ def _cut_summary(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warn
     if low:
         checkpoint["summary"] = cut(whole, low)
     else:
-        del checkpoint["summary"]
-    return _said(checkpoint, warnings, f"Cut the summary from {len(whole):,} to {low:,} characters", content)
+        checkpoint.pop("summary", None)
+    return f"Cut the summary from {len(whole):,} to {low:,} characters" if whole else ""
 
 
-def _drop_named(checkpoint: Checkpoint, _: frozenset[str], content: bytes, warnings: list[str]) -> bytes:
+def _drop_named(checkpoint: Checkpoint, _: frozenset[str], excess: int) -> str:
     items = checkpoint["modifiedFiles"]
-    saying = "Dropped {count} file(s) that were named"
-    return _drop_items(checkpoint, content, items, reversed(range(len(items))), saying, warnings)
+    return _drop_items(items, reversed(range(len(items))), excess, "Dropped {} file(s) that were named")
 
 
 _DROPS: Final = (

@@ -72,11 +72,9 @@ _DEFUSED: Final = (
     "credential.helper=",
     "gc.auto=0",
     "maintenance.auto=false",
-    "log.showSignature=false",
     "color.ui=false",
     "status.renames=true",
     "diff.renames=true",
-    "submodule.recurse=false",
     "safe.bareRepository=explicit",  # a commit can carry HEAD, objects/ and refs/, which make any folder one
 )
 _SENTINEL: Final = "checkpoint.defused"

@@ -414,10 +414,18 @@ FORGERIES = [
     "\u202e## laoG",
     "\u200b## Goal",
     "#\u200b# Goal",
+    "- ## Since this checkpoint",
+    "1. > * # Goal",
+    "<h2>Since this checkpoint</h2>",
+    "Since this checkpoint\n-",
+    "- ⚠ Changed after the checkpoint, re-read before editing: `a`",
+    "- Nothing changed: same commit, recorded files identical.",
+    "- * [x] done",
 ]
 # Whatever opens a heading, a task or one of our own lines, at the start of a line.
+MARKUP = r"(?:(?:[-*+>]|\d+[.)])\s*)*(?:#|<h|⚠)|```|~~~|[=-]+$|[-*] [-*] \[|- \["
 STRUCTURE = re.compile(
-    r"#|- \[|```|~~~|=+$|--+$|⚠|Branch `|Detached|Notes recorded|Measured by|Goal$|Tasks$|Since this", re.MULTILINE
+    MARKUP + r"|- Nothing|Branch `|Detached|Notes recorded|Measured by|Goal$|Tasks$|Since this", re.MULTILINE
 )
 
 
@@ -457,6 +465,8 @@ def test_no_field_can_forge_a_section(text: str) -> None:
     assert not STRUCTURE.match(planted.split("## Goal\n")[1])
     for title in ("Tasks", "Next steps", "Decisions & gotchas"):
         assert len(sections(planted)[title].split("\n")) == 1
+        if title != "Tasks":
+            assert not re.match(MARKUP, sections(planted)[title].partition(" ")[2])
     hidden = [character for character in planted if character != "\n" and clean(character) != character]
     assert hidden == []
     assert len(re.findall(r"^## ", planted, re.MULTILINE)) == 8
@@ -470,6 +480,12 @@ def test_no_summary_can_forge_a_section(text: str) -> None:
     standing = brief_of(summary=text).split("## Where things stand\n")
     lines = standing[1].split("\n") if len(standing) > 1 else []
     assert not [line for line in lines if STRUCTURE.match(line)]
+
+
+def test_ordinary_items_are_not_touched() -> None:
+    items = ["use iron-session", "--flag stays", "a # b", "3 retries", "Tasks are stored in Redis", "*.py only"]
+    said = sections(brief_of(decisions=items))["Decisions & gotchas"]
+    assert said == "\n".join(f"- {item}" for item in items)
 
 
 def test_ordinary_text_is_not_touched() -> None:

@@ -15,6 +15,7 @@ from jsonschema import Draft202012Validator
 from session_kit import SOURCES, Project, Repository, handmade
 
 import brief
+import checkpoint
 import session
 from toolspec import SessionError
 
@@ -42,6 +43,18 @@ def test_brief_prints_what_load_answers(repo: Repository) -> None:
     assert session.brief(str(repo.root)) == repo.brief()
     full = json.loads(session.brief(is_full=True))
     assert full == {"checkpoint": repo.checkpoint, "drift": repo.load()["drift"]}
+
+
+def test_a_full_brief_is_json_and_what_belongs_to_it_is_said_beside(
+    repo: Repository, capfd: pytest.CaptureFixture[str]
+) -> None:
+    repo.plant(project={"name": "repo"})
+    repo.commit(".claude-checkpoint")
+    assert checkpoint.main(["session", "brief", "--format", "full"]) == 0
+    output, errors = capfd.readouterr()
+    assert json.loads(output)["checkpoint"]["goal"]["primary"] == "g"
+    assert errors == f"⚠ {brief.UNTRUSTED}\n{brief.NOTES}\nRead from {repo.file}.\n"
+    assert f"\nRead from {repo.file}.\n" in session.brief()
 
 
 def test_nothing_to_resume_is_one_line(repo: Repository) -> None:
@@ -148,6 +161,27 @@ def test_bad_input_is_one_line(repo: Repository, tmp_path: Path, content: bytes,
         session.save(str(source))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+    assert not repo.file.exists()
+
+
+@pytest.mark.parametrize("root", ["", "sub"])
+def test_the_root_in_the_input_is_as_strict_as_the_tools(repo: Repository, tmp_path: Path, root: str) -> None:
+    source = tmp_path / "input.json"
+    source.write_text(json.dumps({"goal": "g", "projectRoot": root}))
+    (repo.root / "sub").mkdir()
+    with pytest.raises(SessionError, match="projectRoot must be an absolute path"):
+        session.save(str(source))
+    with pytest.raises(SessionError, match="projectRoot must be an absolute path: it is empty"):
+        session.save(str(source), "")
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["brief"], ["save", "--json", "input.json"], ["doctor"]])
+def test_nothing_may_stand_behind_two_dashes(
+    repo: Repository, capfd: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    repo.write("input.json", '{"goal": "g"}')
+    assert checkpoint.main(["session", *command, "--", "foo", "bar"]) == checkpoint._USAGE
+    assert "session takes nothing behind --: foo bar" in capfd.readouterr().err
     assert not repo.file.exists()
 
 

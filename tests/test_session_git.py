@@ -690,6 +690,27 @@ def test_nothing_that_a_repository_configured_is_run(repo: Repository, tmp_path:
     assert head[:9] in brief
 
 
+def test_no_hook_is_run_even_by_a_command_that_has_one(repo: Repository, tmp_path: Path) -> None:
+    canary = tmp_path / "CANARY"
+    hook = repo.root / ".git/hooks/reference-transaction"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {canary}\n")
+    hook.chmod(0o755)
+    assert Git(str(repo.root), repo.environ).run("update-ref", "refs/heads/one", repo.head).code == 0
+    assert not canary.exists()
+    repo.git("update-ref", "refs/heads/two", repo.head)
+    assert canary.exists()
+
+
+def test_no_commit_is_replaced_by_another(repo: Repository) -> None:
+    repo.save()
+    saved = repo.head
+    repo.commit_file("new")
+    repo.git("replace", repo.head, saved)
+    drift = repo.load()["drift"]
+    assert (drift["commitsSince"], drift["newSince"]) == (1, ["new"])
+
+
 def test_the_canary_of_the_test_above_does_sing(repo: Repository, tmp_path: Path) -> None:
     """Guards that test: plain git runs fsmonitor and a clean filter in the same situation."""
     canary = tmp_path / "CANARY"

@@ -220,8 +220,12 @@ def test_a_task_is_found_by_what_is_stored_and_its_last_state_counts(project: Pr
 def test_evidence_goes_with_the_state_that_it_proves(project: Project) -> None:
     project.save(tasks=[{"description": "d", "status": "done", "evidence": "npm test, exit 0"}])
     assert list(project.checkpoint["goal"]["tasks"][0]) == ["description", "status", "evidence"]
-    project.save(mode="merge", tasks=[{"description": "d"}])
+    project.save(mode="merge", tasks=[{"description": "d", "status": "done"}])
     assert project.checkpoint["goal"]["tasks"][0]["evidence"] == "npm test, exit 0"
+    project.save(mode="merge", tasks=[{"description": "d", "status": "done", "evidence": ""}])
+    assert project.checkpoint["goal"]["tasks"] == [{"description": "d", "status": "done"}]
+    project.save(mode="merge", tasks=[{"description": "d", "evidence": "red"}])
+    assert project.checkpoint["goal"]["tasks"] == [{"description": "d", "status": "pending", "evidence": "red"}]
     project.save(mode="merge", tasks=[{"description": "d", "status": "in_progress"}])
     assert project.checkpoint["goal"]["tasks"] == [{"description": "d", "status": "in_progress"}]
 
@@ -335,6 +339,15 @@ def test_paths_are_stored_relative_and_those_that_leave_the_root_are_skipped(pro
     assert str(tmp_path) not in project.file.read_text()
 
 
+def test_only_our_own_files_at_the_top_are_left_out_of_what_a_merge_carries_over(project: Project) -> None:
+    named = [".claude-checkpoints2/a.py", ".claude-checkpoint.notes"]
+    for name in named:
+        project.write(name)
+    project.save(modifiedFiles=[{"path": name} for name in named])
+    project.save(mode="merge")
+    assert list(project.entries()) == [".claude-checkpoints2/a.py"]
+
+
 def test_a_file_named_twice_is_one_entry_with_the_last_note(project: Project) -> None:
     project.save(modifiedFiles=[{"path": "a", "note": "1"}, {"path": "b"}, {"path": "./a", "note": "2"}])
     assert [(path, entry.get("note")) for path, entry in project.entries().items()] == [("a", "2"), ("b", None)]
@@ -421,6 +434,17 @@ def test_secrets_in_branch_remote_and_file_names_stay_out_of_file_and_answers(tm
         assert secret not in said
     assert answers[1]["drift"]["branchChanged"] is False
     assert answers[1]["drift"]["commitsSince"] == 1
+
+
+def test_a_file_whose_old_name_holds_a_secret_is_skipped(tmp_path: Path) -> None:
+    repo = Repository(tmp_path / "repo")
+    secret = "ghp_" + "a" * 36
+    repo.commit_file(f"{secret}.txt", "content that is long enough to be recognised\n" * 5)
+    repo.git("mv", f"{secret}.txt", "plain.txt")
+    answer = repo.save()
+    assert answer["warnings"] == ["Skipped 1 file(s) whose path looks like it holds a secret."]
+    assert repo.entries() == {}
+    assert secret not in repo.file.read_text()
 
 
 def test_a_checkpoint_that_already_holds_secrets_is_redacted_when_it_is_shown(project: Project) -> None:

@@ -17,6 +17,7 @@ from jsonschema import Draft202012Validator
 from mcp import Client, StdioServerParameters
 from session_kit import MODERN_META, SERVE, Project, Repository, Server, sections
 
+import brief
 import projectroot
 import session
 import sessiontools
@@ -134,7 +135,8 @@ def test_the_modern_era_is_served_by_message() -> None:
     legacy = wired.ask("tools/list")["result"]
     assert legacy == {"tools": listed["tools"]}
     assert wired.ask("ping")["result"] == {}
-    assert wired.ask("ping", modern())["error"]["code"] == wire.METHOD_NOT_FOUND
+    for handshake in ("ping", "initialize"):
+        assert wired.ask(handshake, modern())["error"]["code"] == wire.METHOD_NOT_FOUND
 
 
 @pytest.mark.parametrize(
@@ -314,9 +316,17 @@ def test_a_full_load_is_json_with_checkpoint_and_drift(tmp_path: Path) -> None:
     with Server(repo.root, repo.environ) as server:
         server.save()
         result = server.load(format="full")
-    said = json.loads(result["content"][0]["text"])
-    assert said == {key: result["structuredContent"][key] for key in ("checkpoint", "drift")}
-    assert said["checkpoint"] == repo.checkpoint
+        said = json.loads(result["content"][0]["text"])
+        assert said == {key: result["structuredContent"][key] for key in ("checkpoint", "drift")}
+        assert said["checkpoint"] == repo.checkpoint
+        assert result["content"][1]["text"] == f"Read from {repo.file}."
+        repo.commit(".claude-checkpoint")
+        marked = server.load(format="full")
+    before, content, path = (block["text"] for block in marked["content"])
+    assert before == f"⚠ {brief.UNTRUSTED}\n{brief.NOTES}"
+    assert before.split("\n")[0][2:] in marked["structuredContent"]["warnings"]
+    assert json.loads(content)["checkpoint"] == said["checkpoint"]
+    assert path == result["content"][1]["text"]
 
 
 def test_nothing_to_resume_is_no_error(root: Path) -> None:
@@ -559,6 +569,8 @@ def test_only_local_folders_count_among_a_clients_roots(tmp_path: Path) -> None:
         "file:",
         "",
         "file://[x",
+        f"{tmp_path.as_uri()}#x",
+        f"{tmp_path.as_uri()}?x",
     ]
     assert resolve(None, [*bad, folder.as_uri(), tmp_path.as_uri()]).path == str(folder)
     assert resolve(None, [folder.as_uri().replace("file://", "file://localhost")]).path == str(folder)
