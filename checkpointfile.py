@@ -6,6 +6,7 @@ all. It is never followed through a symlink and never written in place.
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import json
 import os
@@ -327,15 +328,18 @@ def normal(value: Any) -> Any:
     return [normal(item) for item in value] if isinstance(value, list) else value
 
 
+@functools.lru_cache(maxsize=256)
+def _is_plain(key: str) -> bool:
+    return scrub(key)[0] == key
+
+
 def _without_odd_keys(value: Any) -> Any:
     """The value without keys that hide a character, hold a secret, or have no end.
 
     They go, since none may be cleaned: `goal` and a zero-width blank would take the place of `goal`.
     """
     if isinstance(value, dict):
-        return {
-            key: _without_odd_keys(item) for key, item in value.items() if len(key) <= _MAX_KEY and scrub(key)[0] == key
-        }
+        return {key: _without_odd_keys(item) for key, item in value.items() if len(key) <= _MAX_KEY and _is_plain(key)}
     return [_without_odd_keys(item) for item in value] if isinstance(value, list) else value
 
 
