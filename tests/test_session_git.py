@@ -778,6 +778,8 @@ def test_a_folder_that_imitates_a_bare_repository_hides_no_mark(
         settings = tuple(setting for setting in gitfacts._DEFUSED if "bareRepository" not in setting)
         monkeypatch.setattr(gitfacts, "_DEFUSED", settings)
     app = imitate_a_bare_repository(repo, "app", worktree)
+    answers = Git(str(app.root), app.environ).run("rev-parse", "--git-dir").code == 0
+    assert answers is is_old_git
     assert app.brief().split("\n")[1] == f"⚠ {brief.UNTOLD}"
     loaded = sessiontools.load(app._find_root(None), environ=app.environ, seen=app.seen)
     assert "instructions" not in sessiontools.hook_text(loaded, app.now())
