@@ -4,15 +4,23 @@ A call waits in a queue until its place is known, is in flight from its row to u
 that is on disk. What leaves for a peer goes through the turn, so that nothing overtakes the commit that it waits for.
 """
 
+import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import wire
+from branches import Fork
 from hints import Hints
-from journal import (
+from journal import Journal, JournalBusy, JournalFailed
+from locate import Ask, Place, Unpinned, Via
+from places import Pin, PinError, read_pin
+from refusals import Reason, Refusals
+from settings import Settings
+from states import (
+    MAX_SEQUENCE,
     Action,
     Answered,
     Cause,
@@ -20,18 +28,14 @@ from journal import (
     Doubted,
     Entry,
     Fact,
-    Journal,
-    JournalBusy,
-    JournalFailed,
+    Forked,
     Status,
-    blocking_doubt,
-    decide,
     status_of_answer,
+    storable,
 )
-from places import MAX_SEQUENCE, Pin, PinError, read_pin
-from refusals import Reason, Refusals
 from storage import JournalError
-from turn import RETRY_S, WAIT_S, Scheduler, Slot, Turn
+from turn import RETRY_S, WAIT_S, Handle, Scheduler, Slot, Turn
+from workflows import Decision, Workflows
 
 _log = logging.getLogger("checkpoint.calls")
 
@@ -47,13 +51,10 @@ class _Request:
     id: wire.Id
     call: wire.ToolCall
     pin: Pin
+    call_id: str | None  # its host's own id of it
     deadline: float  # of the wait until its place is known
+    is_read_only: bool = False  # as its server says
     flight: "_Flight | None" = None  # what it waits for, once its place is known
-
-    @property
-    def is_unpinned_leg(self) -> bool:
-        """Whether it goes on with a call that wants input, and does not say with which."""
-        return self.call.is_next_leg and self.pin.sequence is None
 
 
 @dataclass(slots=True, eq=False)
@@ -67,13 +68,20 @@ class _Flight:
     first: _Request  # the one whose line goes upstream, so that upstream knows its id
     slot: Slot  # of that line
     requests: list[_Request]
+    fork: Fork | None = None  # the branch that begins with it
+    timer: Handle | None = None  # for how long it may take
     answer: wire.Answer | None = None  # upstream's first word on it
     fact: Answered | Doubted | None = None  # what became of it, on its way to disk
 
     @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits any more, and upstream was told so."""
-        return self.entry.cause is Cause.CANCELLED
+    def is_given_up(self) -> bool:
+        """Whether nobody waits any more: it was cancelled, or took too long."""
+        return self.entry.cause is not None
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether its row could not be written yet, since another program holds the database."""
+        return not (self.slot.is_open or self.slot.is_filled)
 
 
 class Calls:
@@ -88,8 +96,8 @@ class Calls:
         refusals: Refusals,
         turn: Turn,
         hints: Hints | None,
+        settings: Settings,
         *,
-        redacts_arguments: bool,
         loop: Scheduler,
         now_ms: Callable[[], int],
         named: Callable[[bytes], bytes],
@@ -99,7 +107,8 @@ class Calls:
         self._refusals = refusals
         self._turn = turn
         self._hints = hints
-        self._redacts_arguments = redacts_arguments
+        self._settings = settings
+        self._workflows = Workflows(journal, settings.unpinned, forks=settings.forks)
         self._loop = loop
         self._now_ms = now_ms
         self._named = named
@@ -109,10 +118,16 @@ class Calls:
         self._queue: deque[_Request] = deque()  # their place is not known yet
         self._requests: dict[wire.Id, _Request] = {}  # all that wait for an answer
         self._flights: dict[wire.Id, _Flight] = {}  # by the id that upstream knows
+        self._beginning: _Flight | None = None  # its row begins a branch, and is not on disk yet
 
     def __contains__(self, identity: wire.Id | None) -> bool:
         """Whether downstream waits for a call under this id, or upstream may still answer one."""
         return identity in self._requests or identity in self._flights
+
+    def annotated(self, identity: wire.Id, result: bytes) -> bytes:
+        """A result with the place of the call under way that it answers, where that is wanted."""
+        flight = self._flights.get(identity)
+        return result if flight is None else self._settings.annotated(result, flight.entry, is_replayed=False)
 
     @property
     def are_under_way(self) -> bool:
@@ -124,7 +139,7 @@ class Calls:
         """Whether any of them will be answered yet: all but those that were cancelled in the 2026-07-28 era, in which a
         server says nothing more of them."""
         return bool(self._requests) or any(
-            not (flight.is_cancelled and flight.entry.is_modern) for flight in self._flights.values()
+            not (flight.entry.is_modern and flight.entry.cause is Cause.CANCELLED) for flight in self._flights.values()
         )
 
     @property
@@ -147,10 +162,16 @@ class Calls:
             refusal = self._refusals.line(message.id_bytes, Reason.INVALID_META, tool=call.name, why=str(error))
             self._turn.reply(refusal)
             return
-        request = _Request(line, message, request_id, call, pin, self._loop.time() + WAIT_S)
+        deadline = self._loop.time() + WAIT_S
+        request = _Request(line, message, request_id, call, pin, self._call_id(call), deadline)
         self._requests[request_id] = request
         self._queue.append(request)
         self.admit()
+
+    def _call_id(self, call: wire.ToolCall) -> str | None:
+        """The id under which the host knows this call, if it is one of the keys that hosts use."""
+        found = (call.meta.get(key) for key in self._settings.call_id_keys)
+        return next((storable(name) for name in found if isinstance(name, str) and 0 < len(name) <= 200), None)
 
     def admit(self) -> None:
         """Gives the requests in the queue their places, in order, as far as nothing is in the way.
@@ -160,7 +181,8 @@ class Calls:
         while self._queue and self._is_admitted(self._queue[0]):
             self._queue.popleft()
         if not self._queue:
-            self._journal.give_back()  # others may have it, if this process has only read it
+            if not self._turn:  # what waits for the commit needs it
+                self._journal.give_back()  # others may have it, if this process has only read it
         elif not self._is_retry_due:
             self._is_retry_due = True
             self._loop.call_later(RETRY_S, self._retry)
@@ -175,15 +197,16 @@ class Calls:
         is_read_only = self._is_read_only(request, is_late=is_late)
         if is_read_only is None:
             return False
-        if is_read_only:
-            del self._requests[request.id]
-            self._bypass(request.line, request.message)
+        if is_read_only and not (self._settings.unpinned is Unpinned.ORDERED and request.pin.sequence is None):
+            self._pass_by(request)
             return True
-        if request.is_unpinned_leg:
-            why = "a further leg needs _meta.checkpoint_seq in this version"
-            self._refuse(request, Reason.INVALID_META, why=why)
-            return True
+        request.is_read_only = is_read_only
         return self._is_placed(request, is_late=is_late)
+
+    def _pass_by(self, request: _Request) -> None:
+        """Lets a call that its server says only reads go upstream without a row."""
+        del self._requests[request.id]
+        self._bypass(request.line, request.message)
 
     def _is_read_only(self, request: _Request, *, is_late: bool) -> bool | None:
         if self._hints is None:
@@ -195,10 +218,13 @@ class Calls:
     def _is_placed(self, request: _Request, *, is_late: bool) -> bool:
         """Whether a request found its place, or its refusal; False while another process or program is in the way."""
         try:
-            if self._journal.take():
+            if self._beginning is not None:  # should its row fail, there is no branch, and no place on it
+                busy = f"another program holds {self._journal.path}"
+            elif self._journal.take():
                 self._place(request)
                 return True
-            busy = f"process {self._journal.owner_pid() or 'unknown'} owns {self._journal.path}"
+            else:
+                busy = f"process {self._journal.owner_pid() or 'unknown'} owns {self._journal.path}"
         except JournalBusy as error:
             busy = str(error)
         except JournalError as error:
@@ -209,92 +235,126 @@ class Calls:
         return is_late
 
     def _place(self, request: _Request) -> None:
-        """Finds the one place of a call: the one that it names, else the next, if no doubt is in the way."""
-        workflow_id, sequence = request.pin.workflow_id or self._journal.workflow_id, request.pin.sequence
-        if sequence is not None:
-            self._act(request, workflow_id, sequence, self._journal.entry(workflow_id, sequence))
+        """Does what follows for a call from what it says of itself and what is on record."""
+        ask = self._ask(request)
+        workflow_id = request.pin.workflow_id or self._journal.workflow_id
+        if request.is_read_only and not self._workflows.expects(ask, workflow_id):
+            self._pass_by(request)  # and the cursor stays
             return
-        doubt = self._doubt_before(request, workflow_id)
-        sequence = self._journal.last_sequence(workflow_id) + 1
-        if doubt is not None:
-            self._refuse(request, Reason.IN_DOUBT, entry=doubt)
-        elif sequence > MAX_SEQUENCE:
-            self._refuse(request, Reason.INVALID_META, why="the workflow's last row has the highest sequence there is")
-        else:
-            self._act(request, workflow_id, sequence, None)
+        decision = self._trusting(ask, self._workflows.decide(ask, workflow_id, self._given_up))
+        is_taken = self._act(request, ask, decision)
+        self._workflows.went(ask, workflow_id, decision, is_taken=is_taken)
 
-    def _doubt_before(self, request: _Request, workflow_id: str) -> Entry | None:
-        """The row in doubt that stops a new call, which might be the same deed again."""
-        flights = self._flights.values()
-        # What was cancelled in this turn is not in doubt on disk yet.
-        cancelled = [f.entry for f in flights if f.is_cancelled and f.entry.workflow_id == workflow_id]
-        doubts = [*cancelled, *self._journal.doubts(workflow_id)]
-        in_flight = {flight.entry.id for flight in flights} if doubts else ()
-        return blocking_doubt(doubts, request.call.name, request.call.signature, in_flight)
+    def _given_up(self) -> list[Entry]:
+        """The calls that upstream may still answer though nobody waits for them."""
+        return [flight.entry for flight in self._flights.values() if flight.is_given_up]
+
+    def _ask(self, request: _Request) -> Ask:
+        call, state = request.call, request.call.request_state
+        return Ask(
+            tool_name=storable(call.name),
+            signature=call.signature,
+            sequence=request.pin.sequence,
+            call_id=request.call_id,
+            request_state=None if state is None else _hashed(state),
+            is_next_leg=call.is_next_leg,
+        )
+
+    def _trusting(self, ask: Ask, decision: Decision) -> Decision:
+        """A call in doubt may run again at its own place if its server says that this changes nothing."""
+        doubt, via = decision.place.entry, decision.place.via
+        if decision.action is not Action.REFUSE_IN_DOUBT or self._hints is None or doubt is None:
+            return decision
+        is_itself = via is not Via.NEW and doubt.signature == ask.signature
+        is_over = all(flight.entry.id != doubt.id for flight in self._flights.values())
+        if not (is_itself and is_over and self._hints.is_repeatable(ask.tool_name)):
+            return decision
+        _log.warning("workflow %s, sequence %d: in doubt, and runs again as its server's hints allow", *doubt.place)
+        return decision._replace(action=Action.PROCEED)
 
     # ---------------------------------------------------------------------------------------------- what a place means
 
-    def _act(self, request: _Request, workflow_id: str, sequence: int, entry: Entry | None) -> None:
-        """Does what the table says to what is on record at a place."""
-        action = decide(entry, request.call.signature)
-        if action is Action.PROCEED:
-            self._dispatch(request, workflow_id, sequence, entry.attempt + 1 if entry else 1)
-            return
+    def _act(self, request: _Request, ask: Ask, decision: Decision) -> bool:
+        """Does what was decided; whether the call is answered or under way then, and not refused."""
+        entry = decision.place.entry
+        if decision.place.sequence > MAX_SEQUENCE:
+            self._refuse(request, Reason.INVALID_META, why="the workflow's last row has the highest sequence there is")
+            return False
+        if decision.action is Action.PROCEED:
+            self._dispatch(request, ask, decision)
+            return True
         assert entry is not None  # every other action speaks of a row
-        match action:
+        match decision.action:
             case Action.JOIN:
-                self._join(request, entry)
+                return self._join(request, entry)
             case Action.REPLAY if not _fits(entry, request):
                 self._refuse(request, Reason.DIVERGED, entry=entry, why="its answer on record is of another shape")
             case Action.REPLAY:
                 self._replay(request, entry)
+                return True
             case Action.REFUSE_IN_DOUBT:
                 self._refuse(request, Reason.IN_DOUBT, entry=entry)
             case Action.REFUSE_PRUNED:
-                self._refuse(request, Reason.DIVERGED, entry=entry, why="the row was pruned")
+                self._refuse(request, Reason.DIVERGED, entry=entry, why="its row was pruned")
             case Action.DIVERGE:
                 self._diverge(request, entry)
             case _:
-                assert_never(action)
+                assert_never(decision.action)
+        return False
 
-    def _dispatch(self, request: _Request, workflow_id: str, sequence: int, attempt: int) -> None:
-        """Lets a call go upstream as soon as its row is on disk."""
-        arguments = request.call.arguments
-        draft = Entry(
-            id=0,
-            workflow_id=workflow_id,
-            sequence=sequence,
-            attempt=attempt,
-            tool_name=request.call.name,
-            signature=request.call.signature,
-            arguments=REDACTED_ARGUMENTS if self._redacts_arguments and arguments is not None else arguments,
-            status=Status.PENDING,
-            started_at=self._now_ms(),
-            is_modern=request.message.is_modern,
-        )
-        entry = self._journal.draft(draft)
+    def _dispatch(self, request: _Request, ask: Ask, decision: Decision) -> None:
+        """Lets a call go upstream as soon as its row is on disk, and the branch that begins with it."""
+        fork = decision.move and decision.move.fork
+        entry = self._draft(request, ask, decision.place)
+        facts: list[Fact] = [Dispatched(entry)]
+        if fork is not None:
+            self._journal.draft_fork(fork)
+            facts.insert(0, Forked(fork, self._now_ms()))
 
         def refuse(_: Slot, error: JournalError) -> None:
             is_busy = isinstance(error, JournalBusy)
             self._drop(flight, Reason.BUSY if is_busy else Reason.JOURNAL_UNAVAILABLE, str(error))
 
         def leave(slot: Slot) -> None:
+            if flight is self._beginning:
+                self._beginning = None
             slot.fill(request.line)
-            request.line = b""  # it may be large, and its answer far away
+            if not self._settings.restarts_upstream:
+                request.line = b""  # it may be large, and its answer far away
 
-        slot = self._turn.hold(self._turn.up, [Dispatched(entry)], len(request.line), leave, refuse)
-        flight = request.flight = self._flights[request.id] = _Flight(entry, request, slot, [request])
+        slot = self._turn.hold(self._turn.up, facts, len(request.line), leave, refuse)
+        flight = request.flight = self._flights[request.id] = _Flight(entry, request, slot, [request], fork)
+        if fork is not None:
+            self._beginning = flight
+        if self._settings.call_timeout_s is not None:
+            flight.timer = self._loop.call_later(self._settings.call_timeout_s, lambda: self._time_out(flight))
 
-    def _join(self, request: _Request, entry: Entry) -> None:
+    def _draft(self, request: _Request, ask: Ask, place: Place) -> Entry:
+        """The row of a call that is about to leave."""
+        arguments = request.call.arguments
+        return self._journal.draft(
+            place.workflow_id,
+            place.sequence,
+            1 if place.entry is None else self._journal.next_attempt(place.workflow_id, place.sequence),
+            ask.tool_name,
+            ask.signature,
+            REDACTED_ARGUMENTS if self._settings.redacts_arguments and arguments is not None else arguments,
+            started_at=self._now_ms(),
+            call_id=ask.call_id,
+            is_modern=request.message.is_modern,
+        )
+
+    def _join(self, request: _Request, entry: Entry) -> bool:
         """Waits for the answer to a call that is under way, if it is still awaited."""
         flight = next((flight for flight in self._flights.values() if flight.entry.id == entry.id), None)
-        if flight is not None and not flight.is_cancelled:
+        if flight is not None and not flight.is_given_up:
             request.flight = flight
             flight.requests.append(request)
-            return
+            return True
         # Without a flight, upstream has answered and the journal could not keep it.
-        cause = Cause.CANCELLED if flight else Cause.JOURNAL_UNAVAILABLE
+        cause = flight.entry.cause if flight else Cause.JOURNAL_UNAVAILABLE
         self._refuse(request, Reason.IN_DOUBT, entry=replace(entry, status=Status.IN_DOUBT, cause=cause))
+        return False
 
     def _replay(self, request: _Request, entry: Entry) -> None:
         _log.info("workflow %s, sequence %d: replayed", *entry.place)
@@ -303,10 +363,11 @@ class Calls:
         body = entry.error if entry.error is not None else entry.result
         assert body is not None  # the journal's CHECK constraints say so of every row that is replayed
         self._turn.reply(self._replayed(request, entry, body, is_error=is_error))
+        self._turn.answered(entry)
 
     def _replayed(self, request: _Request, entry: Entry, body: bytes, *, is_error: bool) -> bytes:
         if not is_error:
-            body = self._named(body)
+            body = self._settings.annotated(self._named(body), entry, is_replayed=True)
             if request.message.is_modern and not entry.is_modern:
                 body = wire.with_result_type(body)
         return wire.replay_line(request.message.id_bytes, body, is_error=is_error)
@@ -337,6 +398,10 @@ class Calls:
         """Forgets a call that was not dispatched, and refuses it to whoever waits."""
         self._turn.withdraw(flight.entry)
         self._journal.withdraw(flight.entry)
+        if flight.fork is not None:
+            self._beginning = None
+            self._journal.withdraw_fork(flight.fork)
+            self._workflows.withdraw(flight.fork)
         for request in self._release(flight):
             self._refuse(request, reason, entry=replace(flight.entry, status=Status.NOT_SENT), why=why)
 
@@ -356,12 +421,12 @@ class Calls:
             self._queue.remove(request)
             return
         flight.requests.remove(request)
-        if not flight.requests and flight.fact is None:
+        if not flight.requests and flight.fact is None and not flight.is_given_up:
             is_named = line is not None and request is flight.first
             self._cancel(flight, line if line and is_named else wire.cancel_line(flight.first.message.id_bytes))
 
     def _cancel(self, flight: _Flight, line: bytes) -> None:
-        if not (flight.slot.is_open or flight.slot.is_filled):  # it waits for the database, and need not leave at all
+        if flight.is_held_up:  # it need not leave at all
             self._drop(flight)
             return
         _log.info("workflow %s, sequence %d: cancelled, unanswered", *flight.entry.place)
@@ -373,6 +438,23 @@ class Calls:
 
         doubt = Doubted(flight.entry, Cause.CANCELLED, self._now_ms())
         self._turn.hold(self._turn.up, [doubt], len(line), pass_on, pass_on)
+
+    def _time_out(self, flight: _Flight) -> None:
+        """Tells whoever waits that a call took too long; upstream is told nothing, and its answer is still recorded."""
+        if flight.fact is not None or flight.is_given_up:
+            return
+        if flight.is_held_up:
+            self._drop(flight, Reason.BUSY, f"another program holds {self._journal.path}")
+            return
+        flight.entry = replace(flight.entry, status=Status.IN_DOUBT, cause=Cause.TIMEOUT)
+        _log.warning("workflow %s, sequence %d: no answer in time", *flight.entry.place)
+
+        def tell(slot: Slot, _: JournalError | None = None) -> None:
+            for request in self._detach(flight):
+                slot.fill(self._refusals.line(request.message.id_bytes, Reason.IN_DOUBT, entry=flight.entry))
+
+        doubt = Doubted(flight.entry, Cause.TIMEOUT, self._now_ms())
+        self._turn.hold(self._turn.down, [doubt], 0, tell, tell)
 
     # -------------------------------------------------------------------------------------------------------- outcomes
 
@@ -403,7 +485,19 @@ class Calls:
             return Doubted(entry, Cause.UPSTREAM_LOST, now)
         if answer.is_error:
             return Answered(entry, status, now, error=answer.body)
-        return Answered(entry, status, now, result=answer.body)
+        state = answer.members.get("requestState") if status is Status.INPUT_REQUIRED else None
+        digest = _hashed(state) if isinstance(state, str) else None
+        body = answer.body
+        if status is Status.INPUT_REQUIRED:  # it is never replayed, and what it holds may be the server's secret
+            body = wire.with_value(body, "requestState", digest and f"sha256:{digest}")
+        return Answered(
+            entry,
+            status,
+            now,
+            result=body,
+            request_state=digest,
+            task_id=_task_id(answer.members) if status is Status.TASK else None,
+        )
 
     def _conclude(self, flight: _Flight, fact: Answered | Doubted) -> Fact:
         flight.fact = fact
@@ -429,12 +523,15 @@ class Calls:
         if answer is None or isinstance(flight.fact, Doubted):
             self._tell(flight, waiting, slot)
             return False
+        if waiting:
+            self._turn.answered(flight.entry)
         for request in waiting:
             if request is not flight.first:
                 slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
         if self._hints is not None and flight.entry.is_modern and not answer.is_error:
             self._hints.client_is_ready(flight.first.call.meta)
-        return flight.first in waiting or not flight.entry.is_modern  # late answers are for the handshake era only
+        # A late answer is for clients of the handshake era, and for none that was told not to wait for it.
+        return flight.first in waiting or not (flight.entry.is_modern or flight.entry.cause is Cause.TIMEOUT)
 
     def _tell(self, flight: _Flight, waiting: list[_Request], slot: Slot) -> None:
         """Says that a call was not sent, or may have run."""
@@ -464,6 +561,12 @@ class Calls:
         """The requests that waited for a call which is in flight no more."""
         if self._flights.get(flight.first.id) is flight:  # else its id is in use again
             del self._flights[flight.first.id]
+        if flight.timer is not None:
+            flight.timer.cancel()  # which also lets go of its line
+        return self._detach(flight)
+
+    def _detach(self, flight: _Flight) -> list[_Request]:
+        """The requests that waited for a call, and do so no more."""
         waiting, flight.requests = flight.requests, []
         for request in waiting:
             del self._requests[request.id]
@@ -471,15 +574,25 @@ class Calls:
 
     # --------------------------------------------------------------------------------------------------- upstream's end
 
-    def upstream_gone(self, cause: Cause, read_bytes: int) -> None:
-        """Settles what upstream will never answer; it has read that many bytes of what was written to it."""
+    def upstream_gone(self, cause: Cause, read_bytes: int, *, is_last: bool) -> None:
+        """Settles what upstream will never answer; it has read that many bytes of what was written to it.
+
+        Unless it was the last, calls that are awaited and that it cannot have read go to the next, under their rows.
+        """
+        unread: list[tuple[int, _Flight]] = []
         for flight in [flight for flight in self._flights.values() if flight.fact is None]:
             position = flight.slot.position
             if position is None:
-                self._drop(flight)
+                if is_last:
+                    self._drop(flight)
+            elif position >= read_bytes and flight.requests and not is_last:
+                unread.append((position, flight))
             else:
                 self._lose(flight, cause, is_unread=position >= read_bytes)
-        while self._queue:
+        for _, flight in sorted(unread, key=lambda item: item[0]):
+            _log.info("workflow %s, sequence %d: waits for the next upstream", *flight.entry.place)
+            flight.slot.refill(flight.first.line)
+        while self._queue and is_last:
             self._refuse(self._queue.popleft(), Reason.UPSTREAM_LOST)
 
     def _lose(self, flight: _Flight, cause: Cause, *, is_unread: bool) -> None:
@@ -507,3 +620,15 @@ def _fits(entry: Entry, request: _Request) -> bool:
     if is_handle:
         return request.call.wants_task and not entry.is_modern
     return entry.error is not None or not request.call.wants_task
+
+
+def _hashed(state: str) -> str:
+    """A `requestState` as it is kept: it may hold a server's secrets, and is only ever compared."""
+    return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _task_id(members: Mapping[str, Any]) -> str | None:
+    """The id in the handle of a task, which is flat in one era and not in the other."""
+    task = members.get("task")
+    found = (task if isinstance(task, dict) else members).get("taskId")
+    return storable(found) if isinstance(found, str) else None

@@ -7,6 +7,7 @@ does not need is imported afterwards, so that our start hides behind upstream's.
 import argparse
 import contextlib
 import gc
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ EXIT_CODES: Final = {
     3: "an unexpected failure, with a traceback",
     4: "the journal cannot be used: not ours, newer, corrupt, not writable",
     5: "upstream could not be started, or ended by itself",
-    6: "calls were left in doubt when the time to wait for answers was over",
+    6: "calls were left in doubt when the time to wait for answers was over, or journal verify found something",
     130: "a second signal cut the wait for answers short",
 }
 _DONE: Final = 0
@@ -61,11 +62,9 @@ exit codes:
 """ + "".join(f"  {code:<4} {meaning}\n" for code, meaning in EXIT_CODES.items())
 
 # Known, so that nobody takes them for misspelt; refused, since without them it would not be what was asked for.
-_LATER: Final = frozenset(
-    {"--call-id-key", "--call-timeout", "--restart-upstream", "--annotate-results", "journal", "report"}
-)
+_LATER: Final = frozenset({"report"})
+_CALL_ID_KEYS: Final = ("claudecode/toolUseId",)
 _LATER_PREFIX: Final = "--report-"
-_LATER_MODES: Final = frozenset({"fork", "ordered", "matched", "undelivered"})
 
 
 class UsageError(Exception):
@@ -109,6 +108,9 @@ def build_parser(*, has_commands: bool = True) -> argparse.ArgumentParser:
         )
         demo.set_defaults(run=_cmd_demo)
         _add_session_commands(commands)
+        from commands import add_to
+
+        add_to(commands, _cmd_journal)
     _add_relay_options(parser)
     _add_journal_options(parser)
     return parser
@@ -198,22 +200,49 @@ def _add_journal_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--on-divergence",
         metavar="MODE",
-        type=_mode,
-        choices=("strict",),
-        help="what becomes of a call that differs from the one on record at its place; strict: refused (default)",
+        choices=("strict", "fork"),
+        help="what becomes of a call that differs from the one on record at its place: strict refuses it (default), "
+        "fork begins a branch with it",
     )
     add(
         "--unpinned",
         metavar="MODE",
-        type=_mode,
-        choices=("new",),
-        help="what a call without _meta.checkpoint_seq is; new: a new call (default)",
+        choices=("new", "ordered", "matched", "undelivered"),
+        help="which calls without _meta.checkpoint_seq the journal may answer: new, none (default); ordered, the next "
+        "row if it is this call; matched, the earliest equal row of an earlier process, each once; undelivered, "
+        "likewise if the agent had not read its answer",
+    )
+    add(
+        "--call-id-key",
+        metavar="KEY",
+        action="append",
+        help="a key of _meta in which the host sends its own id of a call, unique for ever; repeatable, '' for none "
+        "(claudecode/toolUseId)",
+    )
+    add(
+        "--call-timeout",
+        metavar="S",
+        type=_seconds,
+        help="answer that a call is in doubt after so many seconds; its late answer is still recorded",
+    )
+    add(
+        "--restart-upstream",
+        metavar="N",
+        type=_count,
+        help="start a server that ended by itself again, up to N times (0); nothing that left for it is sent twice",
+    )
+    add(
+        "--annotate-results",
+        action="store_true",
+        default=None,
+        help="add _meta.checkpoint to tool results: workflow_id, sequence, replayed",
     )
     add(
         "--trust-annotations",
         action="store_true",
         default=None,
-        help="believe the server: tools with readOnlyHint skip the journal",
+        help="believe the server: tools with readOnlyHint skip the journal, and one with idempotentHint may run again "
+        "at its own place when it is in doubt",
     )
     add(
         "--redact-args-in-journal",
@@ -233,6 +262,10 @@ _NEED_JOURNAL: Final = (
     "--workflow-id",
     "--on-divergence",
     "--unpinned",
+    "--call-id-key",
+    "--call-timeout",
+    "--restart-upstream",
+    "--annotate-results",
     "--trust-annotations",
     "--redact-args-in-journal",
     "--crash-at",
@@ -249,15 +282,28 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # argparse puts it into its message
 
 
-def _mode(text: str) -> str:
-    if text in _LATER_MODES:
-        raise argparse.ArgumentTypeError(f"{text}: not in this version")
-    return text
+def _joined(argv: Sequence[str]) -> list[str]:
+    """The words, but for those of `journal`: there a workflow's name may begin with dashes, as refusals print it."""
+    words = list(argv)
+    if words[:1] == ["journal"] and "--workflow-id" in words[:-1]:
+        at = words.index("--workflow-id")
+        words[at : at + 2] = [f"--workflow-id={words[at + 1]}"]
+    return words
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 1e9:
+        raise ValueError
+    return value
+
+
+_count.__name__ = "number"
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Our own words, and behind the first `--` upstream's, which no parser of ours may touch."""
-    words, upstream = list(argv), None
+    words, upstream = _joined(argv), None
     if "--" in words:
         at = words.index("--")
         words, upstream = words[:at], words[at + 1 :]
@@ -349,8 +395,9 @@ async def _relay(
 def _supervisor(
     args: argparse.Namespace, upstream: "Upstream", journal: "Journal | None", crash_drill: "CrashDrill | None"
 ) -> "Supervisor":
+    from locate import Unpinned
     from refusals import Refusals
-    from relay import Settings
+    from settings import Settings
     from supervisor import Supervisor
     from turn import CrashDrill
 
@@ -360,6 +407,12 @@ def _supervisor(
         version=args.version,
         trusts_annotations=bool(args.trust_annotations),
         redacts_arguments=bool(args.redact_args_in_journal),
+        unpinned=Unpinned(args.unpinned or Unpinned.NEW),
+        forks=args.on_divergence == "fork",
+        call_id_keys=tuple(key for key in args.call_id_key or _CALL_ID_KEYS if key),
+        call_timeout_s=args.call_timeout,
+        annotates=bool(args.annotate_results),
+        restarts_upstream=bool(args.restart_upstream),
     )
     return Supervisor(
         settings,
@@ -372,6 +425,7 @@ def _supervisor(
         ),
         drain_timeout_s=args.drain_timeout,
         crash_drill=crash_drill or CrashDrill(),
+        restarts=args.restart_upstream or 0,
     )
 
 
@@ -560,6 +614,27 @@ def _answer(args: argparse.Namespace, ask: Callable[[], str]) -> int:
     return _DONE
 
 
+def _cmd_journal(args: argparse.Namespace) -> int:
+    from commands import ArgumentsError, Context
+    from console import ConsoleError
+    from reader import Busy
+    from storage import JournalError
+
+    if args.upstream is not None:
+        raise UsageError("journal starts no server; nothing may follow --")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what is on record need not fit the terminal's encoding
+    try:
+        code: int = args.act(args, Context(_is_read, _say, _own_command()))
+    except ArgumentsError as error:
+        raise UsageError(str(error)) from error
+    except JournalError as error:
+        return _fail(_JOURNAL, error)
+    except (ConsoleError, Busy) as error:
+        return _fail(_FAILED, error)
+    return code
+
+
 def _refuse_upstream(args: argparse.Namespace) -> None:
     if args.upstream is not None:
         raise UsageError(f"session takes nothing behind --: {' '.join(args.upstream)}")
@@ -567,10 +642,17 @@ def _refuse_upstream(args: argparse.Namespace) -> None:
 
 def _show(text: str) -> None:
     """Prints an answer. Whoever reads no further (`| head`) has read enough, which is no failure."""
+    _is_read(text)
+
+
+def _is_read(text: str) -> bool:
+    """Prints an answer; whether anybody still reads."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer has to go somewhere
+        return False
+    return True
 
 
 def _say(text: str) -> None:

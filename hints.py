@@ -5,7 +5,7 @@ once the client has been answered in an era, and the way it talks in that era.
 """
 
 import itertools
-import secrets
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -16,26 +16,34 @@ LIST_CHANGED: Final = "notifications/tools/list_changed"
 _PROTOCOL_META: Final = tuple(
     f"io.modelcontextprotocol/{name}" for name in ("protocolVersion", "clientCapabilities", "clientInfo")
 )
+_READ_ONLY: Final = "readOnlyHint"
+_REPEATABLE: Final = frozenset({_READ_ONLY, "idempotentHint"})
 _MAX_PAGES: Final = 1000  # a server that always has a next page is not asked for ever
 
 
 class Hints:
-    """Which tools are said to only read. `send` writes a line to upstream."""
+    """Which tools are said to only read, or to change nothing when run again. `send` writes a line to upstream."""
 
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
-        self._is_read_only: dict[str, bool] = {}
+        self._tools: dict[str, frozenset[str]] = {}  # by name, the hints that are true
         self._meta: Mapping[str, Any] | None = None  # what our requests carry; None until the client was answered once
         self._asked: set[wire.Id] = set()
         self._newest: wire.Id | None = None  # answers to earlier requests of ours may be out of date
         self._is_awaited = False
         self._page = 0
-        self._prefix = f"checkpoint-{secrets.token_hex(8)}-"
+        self._prefix = f"checkpoint-{os.urandom(8).hex()}-"
         self._numbers = itertools.count(1)
 
     def is_read_only(self, tool: str) -> bool | None:
         """What is known of a tool; None while an answer is awaited that may tell. Unknown means no."""
-        return self._is_read_only.get(tool, None if self._is_awaited else False)
+        if tool in self._tools:
+            return _READ_ONLY in self._tools[tool]
+        return None if self._is_awaited else False
+
+    def is_repeatable(self, tool: str) -> bool:
+        """Whether a tool is said to do no more when it runs again."""
+        return not _REPEATABLE.isdisjoint(self._tools.get(tool, ()))
 
     def give_up(self) -> None:
         """Waits no longer for what upstream has not said."""
@@ -49,7 +57,7 @@ class Hints:
 
     def list_changed(self) -> None:
         """Forgets what was said and asks again."""
-        self._is_read_only.clear()
+        self._tools.clear()
         if self._meta is not None:
             self._ask_again()
 
@@ -59,7 +67,8 @@ class Hints:
         for tool in tools if isinstance(tools, list) else ():
             if isinstance(tool, dict) and isinstance(tool.get("name"), str):
                 hints = tool.get("annotations")
-                self._is_read_only[tool["name"]] = isinstance(hints, dict) and hints.get("readOnlyHint") is True
+                hints = hints if isinstance(hints, dict) else {}
+                self._tools[tool["name"]] = frozenset(name for name, value in hints.items() if value is True)
 
     def has_asked(self, identity: wire.Id) -> bool:
         """Whether a request of ours waits for an answer under this id."""

@@ -1,199 +1,34 @@
-"""The journal: what is on record about a call, what follows from it, and how facts get to disk.
+"""The journal: one file, one owner, facts appended to it.
 
-The first half is pure: statuses, the decision table, what an answer amounts to. The second half is SQLite. Facts are
-appended (dispatched, answered, in doubt), never changed; `append` returns when they are on disk, or raises and has
-recorded nothing that anyone may rely on.
+`append` returns when facts are on disk, or raises and has recorded nothing that anyone may rely on. states.py says what
+the facts mean, records.py reads them back, storage.py knows the files.
 """
 
 import contextlib
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import Any, Final, assert_never
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Final, assert_never
 
+from branches import Family, Fork, root_of
+from records import Records
+from states import (
+    MAX_SEQUENCE,
+    Answered,
+    Cause,
+    Delivered,
+    Dispatched,
+    Doubted,
+    Entry,
+    Fact,
+    Forked,
+    Round,
+    Status,
+    TaskEnded,
+    UpstreamStarted,
+    storable,
+)
 from storage import FORMAT, PROBES, Files, Inode, JournalError, Lock, connect, connect_owner, inode_of, is_busy, sync
-
-# ------------------------------------------------------------------------------------------------------ what follows
-
-
-class Status(StrEnum):
-    """What the facts on record about a call add up to."""
-
-    PENDING = "PENDING"  # dispatched by this process, no answer yet
-    IN_DOUBT = "IN_DOUBT"  # dispatched, and nobody can know whether it ran
-    COMPLETED = "COMPLETED"  # upstream answered with a result, isError or not
-    FAILED = "FAILED"  # upstream answered with a JSON-RPC error
-    INPUT_REQUIRED = "INPUT_REQUIRED"  # upstream wants input first; the next leg is a further attempt
-    TASK = "TASK"  # upstream answered with a handle of a task
-    NOT_SENT = "NOT_SENT"  # no byte of it left for upstream
-    NOT_EXECUTED = "NOT_EXECUTED"  # an operator found that it did not run
-    PRUNED = "PRUNED"  # it was on record once
-
-
-class Action(StrEnum):
-    """What to do with a call whose place is known."""
-
-    PROCEED = "proceed"
-    JOIN = "wait, then the same answer"
-    REPLAY = "replay"
-    REFUSE_IN_DOUBT = "refuse in_doubt"
-    REFUSE_PRUNED = "refuse diverged, cause pruned"
-    DIVERGE = "diverge"
-
-
-# (what is on record at the place, does the signature match?) -> what to do. There is no row for doubt that goes away by
-# itself: only an answer of upstream's or an operator's decision changes what a place holds.
-DECISIONS: Final[Mapping[tuple[Status | None, bool], Action]] = {
-    (None, True): Action.PROCEED,
-    (None, False): Action.PROCEED,
-    (Status.NOT_SENT, True): Action.PROCEED,
-    (Status.NOT_SENT, False): Action.DIVERGE,
-    (Status.NOT_EXECUTED, True): Action.PROCEED,
-    (Status.NOT_EXECUTED, False): Action.DIVERGE,
-    (Status.PENDING, True): Action.JOIN,
-    (Status.PENDING, False): Action.DIVERGE,
-    (Status.IN_DOUBT, True): Action.REFUSE_IN_DOUBT,
-    (Status.IN_DOUBT, False): Action.REFUSE_IN_DOUBT,
-    (Status.COMPLETED, True): Action.REPLAY,
-    (Status.COMPLETED, False): Action.DIVERGE,
-    (Status.FAILED, True): Action.REPLAY,
-    (Status.FAILED, False): Action.DIVERGE,
-    (Status.INPUT_REQUIRED, True): Action.PROCEED,
-    (Status.INPUT_REQUIRED, False): Action.DIVERGE,
-    (Status.TASK, True): Action.REPLAY,
-    (Status.TASK, False): Action.DIVERGE,
-    (Status.PRUNED, True): Action.REFUSE_PRUNED,
-    (Status.PRUNED, False): Action.REFUSE_PRUNED,
-}
-
-
-class Cause(StrEnum):
-    """Why nobody can know whether a call ran."""
-
-    RELAY_LOST = "relay_lost"
-    UPSTREAM_LOST = "upstream_lost"
-    TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
-    JOURNAL_UNAVAILABLE = "journal_unavailable"
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One attempt of one call, and what is on record about it."""
-
-    id: int
-    workflow_id: str
-    sequence: int
-    attempt: int
-    tool_name: str
-    signature: str
-    arguments: bytes | None
-    status: Status
-    result: bytes | None = None
-    error: bytes | None = None
-    started_at: int = 0  # epoch ms
-    call_id: str | None = None
-    is_modern: bool = False  # of the 2026-07-28 era
-    cause: Cause | None = None
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """What tells one call from every other: workflow and sequence."""
-        return self.workflow_id, self.sequence
-
-
-def decide(entry: Entry | None, signature: str) -> Action:
-    """What to do with a call of this signature at the place where `entry` is on record."""
-    if entry is None:
-        return DECISIONS[None, True]
-    return DECISIONS[entry.status, entry.signature == signature]
-
-
-def blocking_doubt(doubts: Iterable[Entry], tool_name: str, signature: str, in_flight: Collection[int]) -> Entry | None:
-    """The lowest entry in doubt that stops an unpinned new call, which might be the same deed again.
-
-    A call that only its client gave up on stops less than one that was lost: while upstream may still answer it (its id
-    is in `in_flight`), calls of the same signature; after that, calls of the same tool.
-    """
-    for entry in sorted(doubts, key=lambda entry: entry.sequence):
-        if entry.id in in_flight:
-            blocks = entry.signature == signature
-        elif entry.cause in (Cause.CANCELLED, Cause.TIMEOUT):
-            blocks = entry.tool_name == storable(tool_name)
-        else:
-            blocks = True
-        if blocks:
-            return entry
-    return None
-
-
-def storable(text: str) -> str:
-    """A text as SQLite can hold it: lone surrogates, which JSON can spell and UTF-8 cannot, stand as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-# Error answers that a bridge in front of a server writes by itself in the middle of a call; the call may have run.
-_BRIDGE_ERRORS: Final = ((-32000, "Connection closed"), (-32001, "Request timed out"))
-
-
-def status_of_answer(
-    is_error: bool, members: Mapping[str, Any], *, is_modern: bool, is_stdin_closed: bool
-) -> Status | None:
-    """What upstream's answer to a `tools/call` says of it; None where it says nothing.
-
-    `members` are those of the `result` or `error` object. Source: MCP 2026-07-28 basic/patterns/mrtr, 2025-11-25 tasks.
-    """
-    if not is_error:
-        kind = members.get("resultType")
-        if is_modern and kind == "input_required":
-            return Status.INPUT_REQUIRED
-        if (is_modern and kind == "task") or (not is_modern and isinstance(members.get("task"), dict)):
-            return Status.TASK
-        return Status.COMPLETED
-    code, data = members.get("code"), members.get("data")
-    if (code, members.get("message")) in _BRIDGE_ERRORS or (code == -32000 and is_stdin_closed):
-        return None
-    if isinstance(data, dict):
-        if code == -32042 and isinstance(data.get("elicitations"), list):
-            return Status.INPUT_REQUIRED
-        refusal = data.get("checkpoint")
-        if isinstance(refusal, dict) and "reason" in refusal:  # another Checkpoint behind us could not tell either
-            return None
-    return Status.FAILED
-
-
-# ------------------------------------------------------------------------------------------------------------- facts
-
-
-@dataclass(frozen=True, slots=True)
-class Dispatched:
-    """A call is about to leave for upstream."""
-
-    entry: Entry
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """Upstream answered a dispatched call, or no byte of it had left for an upstream that is gone (NOT_SENT)."""
-
-    entry: Entry
-    status: Status
-    at_ms: int
-    result: bytes | None = None
-    error: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Doubted:
-    """Why a dispatched call may never be answered; an answer may still come."""
-
-    entry: Entry
-    cause: Cause
-    at_ms: int
-
-
-Fact = Dispatched | Answered | Doubted
 
 
 class JournalBusy(JournalError):
@@ -206,25 +41,6 @@ class JournalFailed(JournalError):
 
 # ----------------------------------------------------------------------------------------------------------- storage
 
-_ENTRY: Final = (
-    "SELECT id, workflow_id, sequence, attempt, tool_name, call_signature, arguments, status, result, error,"
-    " started_at, call_id, era = 'modern', cause FROM attempts "
-)
-_ENTRY_AT: Final = _ENTRY + "WHERE workflow_id = ? AND sequence = ? ORDER BY attempt DESC LIMIT 1"
-_ENTRY_BY_ID: Final = _ENTRY + "WHERE id = ?"
-_OPEN_DOUBTS: Final = "SELECT dispatch FROM doubts WHERE is_open ORDER BY dispatch"
-# What an owner left open: every dispatch carries the id below which all were settled or recorded as in doubt.
-_LEFT_OPEN: Final = (
-    "SELECT id FROM attempts WHERE id >= (SELECT settled_below FROM dispatches ORDER BY id DESC LIMIT 1)"
-    " AND status IN ('PENDING', 'IN_DOUBT') AND cause IS NULL"
-)
-_LAST_SEQUENCE: Final = "SELECT max(sequence) FROM dispatches WHERE workflow_id = ?"
-_NEWEST_EPOCH: Final = "SELECT max(epoch) FROM owners"
-_LAST_ID: Final = "SELECT max(id) FROM dispatches"
-_WORKFLOW_ID: Final = "SELECT workflow_id FROM journal"
-QUERIES: Final = (_ENTRY_AT, _ENTRY_BY_ID, _OPEN_DOUBTS, _LEFT_OPEN, _LAST_SEQUENCE, _NEWEST_EPOCH, _LAST_ID)
-
-MAX_SEQUENCE: Final = 2**53 - 1  # the table holds none above; see places.py
 _WAL_PAGES: Final = 256  # then the write-ahead log is written back and starts over
 _PAGE_BYTES: Final = 4096
 _FACT_BYTES: Final = 300  # a row and its key, about, without arguments or result
@@ -250,6 +66,8 @@ class Journal:
         self._inode: Inode | None = inode_of(files.path) if exists else None
         self._wal_inode: Inode | None = None
         self._database: sqlite3.Connection | None = None
+        self._records: Records | None = None
+        self._reading = _Reading(self)
         self.failure: str | None = None
         self.upstream_pid: int | None = None  # goes on record with our epoch
         self._forget()
@@ -260,9 +78,11 @@ class Journal:
         self._newest_epoch: int | None = None
         self._next_id = 1
         self._last_sequence: dict[str, int] = {}
+        self._families: dict[str, Family] = {}
         self._live: dict[tuple[str, int], Entry] = {}  # ours, dispatched or about to be, not answered
         self._doubts: dict[int, Entry] = {}
         self._left_open: list[Entry] = []
+        self._rounds: dict[tuple[str, int], Round] | None = None  # by place, once they were asked for
         self._new_pages = 0  # in the log, since it was last written back
         self._has_answered = False
         self._is_log_written_out = False
@@ -277,6 +97,11 @@ class Journal:
         return self._database is not None
 
     @property
+    def exists(self) -> bool:
+        """Whether there is a file; taking the journal makes one."""
+        return inode_of(self._files.path) is not None
+
+    @property
     def has_dispatched(self) -> bool:
         return self._epoch is not None
 
@@ -285,26 +110,36 @@ class Journal:
         return self._lock.owner_pid()
 
     def probe(self) -> None:
-        """Reads a row of each table, without the lock and without writing. Raises JournalError for a damaged file."""
+        """Reads a row of each table, without the lock and without writing.
+
+        Raises JournalError for a damaged file, and for a branch that was named and is not there.
+        """
         if self._inode is None:
+            self._check_branch(Family)
             return
         try:
             with contextlib.closing(connect(self._files.path, "ro")) as database:
                 for query in PROBES:
                     database.execute(query).fetchone()
-                self._read_workflow_id(database)
+                self._read_workflow_id(Records(database))
+                self._check_branch(Records(database).family)
         except sqlite3.Error as error:
             if not is_busy(error):
                 raise JournalError(
                     f"journal {self.path}: {error}; it was left as it is: restore a copy or give another path"
                 ) from error
 
-    def _read_workflow_id(self, database: sqlite3.Connection) -> None:
+    def _check_branch(self, family_of: Callable[[str], Family]) -> None:
+        """Who starts with a branch's name means one that is there: to follow another could repeat what is on it."""
+        root = root_of(self.workflow_id)
+        if root != self.workflow_id and self.workflow_id not in (members := family_of(root).members):
+            raise JournalError(
+                f"journal {self.path}: there is no branch {self.workflow_id}; there is {', '.join(members)}"
+            )
+
+    def _read_workflow_id(self, records: Records) -> None:
         if self._given_workflow_id is None:
-            row = database.execute(_WORKFLOW_ID).fetchone()
-            if row is None:
-                raise sqlite3.DatabaseError("the journal has lost its identity")
-            self.workflow_id = row[0]
+            self.workflow_id = records.workflow_id()
 
     # -------------------------------------------------------------------------------------------------- ownership
 
@@ -355,16 +190,12 @@ class Journal:
             raise JournalError(
                 f"journal {self.path}: its file system has no shared memory for SQLite; use a local disk"
             )
-        self._read_workflow_id(database)
-        self._newest_epoch = database.execute(_NEWEST_EPOCH).fetchone()[0]
-        self._next_id = (database.execute(_LAST_ID).fetchone()[0] or 0) + 1
-        for (dispatch,) in database.execute(_OPEN_DOUBTS).fetchall():
-            doubt = self._entry_by_id(dispatch)
-            if doubt.status is Status.IN_DOUBT:  # else an operator has settled it
-                self._doubts[dispatch] = doubt
-        for (left,) in database.execute(_LEFT_OPEN).fetchall():
-            self._doubts[left] = self._entry_by_id(left)
-            self._left_open.append(self._doubts[left])
+        records = self._records = Records(database)
+        self._read_workflow_id(records)
+        self._newest_epoch = records.newest_epoch()
+        self._next_id = records.last_id() + 1
+        self._left_open = records.left_open()
+        self._doubts = {entry.id: entry for entry in (*records.open_doubts(), *self._left_open)}
         self._wal_inode = inode_of(self._files.wal)
 
     def give_back(self) -> None:
@@ -385,71 +216,154 @@ class Journal:
     def _let_go(self) -> None:
         if self._database is not None:
             self._database.close()
-            self._database = None
+            self._database = self._records = None
         self._lock.give_back()
         self._forget()
 
     # ------------------------------------------------------------------------------------------------------ reads
+    # What is on disk, and on top of that what this process has drafted or not heard of yet. All of it needs the lock.
 
     def entry(self, workflow_id: str, sequence: int) -> Entry | None:
-        """What is on record at a place: its newest attempt, or None. Needs the lock."""
+        """What a place holds: its newest attempt of which something may be in the world, or None."""
         live = self._live.get((workflow_id, sequence))
-        if live is not None:
+        if live is not None or sequence > self.last_sequence(workflow_id):
             return live
-        with self._reading() as database:
-            row = database.execute(_ENTRY_AT, (workflow_id, sequence)).fetchone()
-        return _entry(row) if row else None
+        with self._reading as records:
+            return records.standing(workflow_id, sequence)
 
-    def _entry_by_id(self, dispatch: int) -> Entry:
-        with self._reading() as database:
-            return _entry(database.execute(_ENTRY_BY_ID, (dispatch,)).fetchone())
+    def next_attempt(self, workflow_id: str, sequence: int) -> int:
+        """The number of one more attempt at a place that has had some."""
+        with self._reading as records:
+            return records.last_attempt(workflow_id, sequence) + 1
 
     def last_sequence(self, workflow_id: str) -> int:
-        """The highest sequence of a workflow, 0 for one that has none. Needs the lock."""
+        """The highest sequence of a workflow, 0 for one that has none."""
         if workflow_id not in self._last_sequence:
-            with self._reading() as database:
-                written = database.execute(_LAST_SEQUENCE, (workflow_id,)).fetchone()[0] or 0
-            drafted = (place[1] for place in self._live if place[0] == workflow_id)
-            self._last_sequence[workflow_id] = max([written, *drafted])
+            with self._reading as records:
+                drafted = (sequence for owner, sequence in self._live if owner == workflow_id)
+                self._last_sequence[workflow_id] = max([records.last_sequence(workflow_id), *drafted])
         return self._last_sequence[workflow_id]
 
-    def doubts(self, workflow_id: str) -> list[Entry]:
-        """The entries of a workflow that are in doubt, whoever left them. Needs the lock."""
-        return [entry for entry in self._doubts.values() if entry.workflow_id == workflow_id]
+    def next_sequence(self, workflow_id: str, after: int, below: int | None) -> int | None:
+        """The first place behind `after` and before `below` that has a row."""
+        with self._reading as records:
+            written = records.next_sequence(workflow_id, after, below)
+        places = [sequence for owner, sequence in self._live if owner == workflow_id and sequence > after]
+        places += [] if written is None else [written]
+        return min((place for place in places if below is None or place < below), default=None)
+
+    def with_call_id(self, call_id: str) -> list[tuple[str, int]]:
+        """The places that a host knows by an id, the last that it gave it to first."""
+        live = [place for place, entry in self._live.items() if entry.call_id == call_id]
+        with self._reading as records:
+            return [*reversed(live), *records.with_call_id(call_id)]
+
+    def with_signature(
+        self, workflow_id: str, signature: str, after: int, below: int | None, *, is_undelivered: bool
+    ) -> Iterator[int]:
+        """Where earlier processes made a call, behind `after` and before `below`, in order."""
+        epoch = self._epoch or (self._newest_epoch or 0) + 1
+        with self._reading as records:
+            yield from records.with_signature(
+                workflow_id, signature, after, below, epoch, is_undelivered=is_undelivered
+            )
+
+    def rounds(self) -> list[Round]:
+        """The calls that wait for input, the oldest first."""
+        if self._rounds is None:
+            with self._reading as records:
+                self._rounds = {one.place: one for one in records.rounds()}
+        waiting = [one for place, one in self._rounds.items() if place not in self._live]
+        return sorted(waiting, key=lambda one: one.begun)
+
+    def with_state(self, state: str, signature: str) -> Iterator[tuple[str, int]]:
+        """The places of a call that ever gave this state, the last to do so first."""
+        with self._reading as records:
+            yield from records.with_state(state, signature)
+
+    def family(self, root: str) -> Family:
+        """A root workflow and its branches."""
+        if root not in self._families:
+            with self._reading as records:
+                self._families[root] = records.family(root)
+        return self._families[root]
+
+    def with_task(self, task_id: str) -> Entry | None:
+        """The newest attempt that was answered with a handle of this task."""
+        with self._reading as records:
+            return records.with_task(task_id)
+
+    def task_answer(self, dispatch: int, method: str) -> tuple[bytes | None, bytes | None] | None:
+        """The last final answer to a `tasks/*` method, as result or error."""
+        with self._reading as records:
+            return records.task_answer(dispatch, method)
+
+    def has_task_ended(self, dispatch: int) -> bool:
+        """Whether upstream's last word on a task is on record."""
+        with self._reading as records:
+            return records.has_task_ended(dispatch)
+
+    def doubts(self) -> list[Entry]:
+        """The entries that are in doubt, whoever left them, and that no later attempt has settled."""
+        found = [(doubt, self.entry(*doubt.place)) for doubt in self._doubts.values()]
+        return [doubt for doubt, standing in found if standing is not None and standing.id == doubt.id]
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        if self._database is None:
-            raise JournalFailed(self.failure or "the journal is not open")
+    def _watching(self) -> Iterator[None]:
+        """Says what an error of SQLite's means for us."""
         try:
-            yield self._database
+            yield
         except sqlite3.Error as error:
-            if is_busy(error):
-                raise JournalBusy(f"journal {self.path}: {error}") from error
-            raise self._failed(self._explain(error)) from error
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: sqlite3.Error) -> JournalError:
+        if is_busy(error):
+            return JournalBusy(f"journal {self.path}: {error}")
+        return self._failed(self._explain(error))
 
     # ----------------------------------------------------------------------------------------------------- writes
 
-    def draft(self, entry: Entry) -> Entry:
-        """Gives an entry its id and claims its place; nothing is on disk before its Dispatched fact is appended."""
+    def draft(
+        self,
+        workflow_id: str,
+        sequence: int,
+        attempt: int,
+        tool_name: str,
+        signature: str,
+        arguments: bytes | None,
+        *,
+        started_at: int,
+        call_id: str | None = None,
+        is_modern: bool = False,
+    ) -> Entry:
+        """An entry that claims its place; nothing is on disk before its Dispatched fact is appended."""
         if self.failure is not None:
             raise JournalFailed(self.failure)
-        last = self.last_sequence(entry.workflow_id)
-        if entry.sequence > MAX_SEQUENCE:
-            raise JournalError(f"workflow {entry.workflow_id} has no place after {last}; use another workflow")
-        call_id = None if entry.call_id is None else storable(entry.call_id)
-        drafted = replace(
-            entry, id=self._next_id, tool_name=storable(entry.tool_name), call_id=call_id, status=Status.PENDING
-        )
+        last = self.last_sequence(workflow_id)
+        if sequence > MAX_SEQUENCE:
+            raise JournalError(f"workflow {workflow_id} has no place after {last}; use another workflow")
+        drafted = Entry(
+            self._next_id, workflow_id, sequence, attempt, storable(tool_name), signature, arguments, Status.PENDING,
+            started_at=started_at, call_id=None if call_id is None else storable(call_id), is_modern=is_modern,
+        )  # fmt: skip
         self._next_id += 1
-        self._live[drafted.place] = drafted
-        self._last_sequence[drafted.workflow_id] = max(drafted.sequence, last)
+        self._live[workflow_id, sequence] = drafted
+        self._last_sequence[workflow_id] = max(sequence, last)
         return drafted
 
     def withdraw(self, entry: Entry) -> None:
         """Takes back a draft whose fact was not appended."""
         self._live.pop(entry.place, None)
         self._last_sequence.pop(entry.workflow_id, None)
+
+    def draft_fork(self, fork: Fork) -> None:
+        """Begins a branch; it is on disk with the Forked fact, in the commit of its first row."""
+        root = root_of(fork.branch)
+        self._families[root] = self.family(root).with_fork(fork)
+
+    def withdraw_fork(self, fork: Fork) -> None:
+        """Takes back a branch whose fact was not appended."""
+        self._families.pop(root_of(fork.branch), None)
 
     def append(self, facts: Sequence[Fact]) -> None:
         """Commits facts together; on return they are on disk.
@@ -465,6 +379,7 @@ class Journal:
             settled_below = min(pending, default=self._next_id)
             for fact in facts:
                 self._insert(database, fact, epoch, settled_below)
+            self._close_doubts(database, facts)
         self._wal_inode = self._wal_inode or inode_of(self._files.wal)
         self._epoch = self._newest_epoch = epoch
         self._new_pages += _PAGES_PER_COMMIT + sum(map(_size, facts)) // _PAGE_BYTES
@@ -482,7 +397,7 @@ class Journal:
         self._check_files()
         try:
             database.execute("BEGIN IMMEDIATE")
-            if database.execute(_NEWEST_EPOCH).fetchone()[0] != self._newest_epoch:
+            if self._records is not None and self._records.newest_epoch() != self._newest_epoch:
                 raise self._failed(f"journal {self.path}: another process has written to it; restart to go on")
             yield database
             database.execute("COMMIT")
@@ -517,23 +432,50 @@ class Journal:
                         entry.signature, entry.call_id, era, entry.started_at, entry.arguments,
                     ),
                 )  # fmt: skip
-            case Answered(entry, status, at_ms, result, error):
+            case Answered(entry, status, at_ms, result, error, state, task_id):
                 database.execute(
-                    "INSERT INTO outcomes (dispatch, status, completed_at, result, error) VALUES (?, ?, ?, ?, ?)",
-                    (entry.id, status, at_ms, result, error),
+                    "INSERT INTO outcomes (dispatch, status, completed_at, request_state, task_id, result, error)"
+                    " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (entry.id, status, at_ms, state, task_id, result, error),
                 )
-                database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
             case Doubted(entry, cause, at_ms):
                 self._insert_doubt(database, entry.id, cause, at_ms)
+            case Forked(fork, at_ms):
+                database.execute(
+                    "INSERT INTO forks (root, branch, parent, sequence, forked_at) VALUES (?, ?, ?, ?, ?)",
+                    (root_of(fork.branch), *fork, at_ms),
+                )
+            case Delivered(entry):
+                # Since it was replayed, its row may have been pruned.
+                database.execute(
+                    "INSERT OR IGNORE INTO deliveries (dispatch) SELECT id FROM dispatches WHERE id = ?", (entry.id,)
+                )
+            case TaskEnded(entry, method, at_ms, result, error):
+                database.execute(
+                    "INSERT OR REPLACE INTO tasks (dispatch, method, ended_at, result, error)"
+                    " SELECT id, ?, ?, ?, ? FROM dispatches WHERE id = ?",  # it may have been pruned meanwhile
+                    (method, at_ms, result, error, entry.id),
+                )
+                database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
+            case UpstreamStarted(pid):
+                database.execute("UPDATE owners SET upstream_pid = ? WHERE epoch = ?", (pid, epoch))
             case _:
                 assert_never(fact)
 
+    def _close_doubts(self, database: sqlite3.Connection, facts: Sequence[Fact]) -> None:
+        """Puts on record that answers have come after all."""
+        doubted = {*self._doubts, *(fact.entry.id for fact in facts if isinstance(fact, Doubted))}
+        for fact in facts if doubted else ():
+            if isinstance(fact, Answered) and fact.entry.id in doubted:
+                database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (fact.entry.id,))
+
     def _insert_doubt(self, database: sqlite3.Connection, dispatch: int, cause: Cause, at_ms: int) -> None:
         # A call can become doubtful twice, first cancelled and then lost with its upstream: the first cause stands.
-        # One that was answered in the same commit has no doubt left.
+        # One that was answered in the same commit has no doubt left; a handle is no answer, the task may be lost.
         database.execute(
-            "INSERT INTO doubts (dispatch, cause, noted_at, is_open)"
-            " VALUES (?1, ?2, ?3, NOT EXISTS (SELECT 1 FROM outcomes WHERE dispatch = ?1)) ON CONFLICT DO NOTHING",
+            "INSERT INTO doubts (dispatch, cause, noted_at, is_open) VALUES (?1, ?2, ?3,"
+            " NOT EXISTS (SELECT 1 FROM outcomes WHERE dispatch = ?1 AND status <> 'TASK'))"
+            " ON CONFLICT DO UPDATE SET is_open = excluded.is_open",
             (dispatch, cause, at_ms),
         )
 
@@ -543,9 +485,30 @@ class Journal:
                 self._live.pop(entry.place, None)
                 self._doubts.pop(entry.id, None)
                 self._has_answered = True
-            case Doubted(entry, cause) if entry.place in self._live and entry.id not in self._doubts:
+                self._follow_round(fact)
+            case TaskEnded(entry):
+                self._doubts.pop(entry.id, None)
+            case Doubted(entry, cause) if entry.id not in self._doubts:
                 doubted = replace(entry, status=Status.IN_DOUBT, cause=cause)
-                self._doubts[entry.id] = self._live[entry.place] = doubted
+                if entry.place in self._live:
+                    self._doubts[entry.id] = self._live[entry.place] = doubted
+                elif entry.status is Status.TASK:
+                    self._doubts[entry.id] = doubted
+
+    def _follow_round(self, answered: Answered) -> None:
+        """What an answer makes of the rounds that are open."""
+        entry, rounds = answered.entry, self._rounds
+        if rounds is None or answered.status is Status.NOT_SENT:  # then all is as it was
+            return
+        before = rounds.pop(entry.place, None)
+        if answered.status is Status.INPUT_REQUIRED:
+            rounds[entry.place] = Round(
+                *entry.place,
+                entry.signature,
+                answered.request_state,
+                is_repeated=answered.error is not None,
+                begun=entry.id if before is None else before.begun,
+            )
 
     def _roll_back(self, database: sqlite3.Connection) -> None:
         # SQLite has rolled back by itself after some errors; what the rollback itself says adds nothing.
@@ -606,10 +569,33 @@ class Journal:
 
         SQLite's automatic one would hide an I/O error; here one raises JournalFailed.
         """
+        database = self._database
+        if database is None:
+            return
         self._check_files()
-        with self._reading() as database:
+        with self._watching():
             database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         self._new_pages = 0
+
+
+class _Reading:
+    """The journal's records, for the length of a `with`: says what an error of SQLite's in it means for us.
+
+    A class, since every call reads: a generator costs three times as much.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __enter__(self) -> Records:
+        records = self._journal._records
+        if records is None:
+            raise JournalFailed(self._journal.failure or "the journal is not open")
+        return records
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, sqlite3.Error):
+            raise self._journal._meaning(error) from error
 
 
 def _size(fact: Fact) -> int:
@@ -622,29 +608,3 @@ def _size(fact: Fact) -> int:
         case _:
             payload = None
     return _FACT_BYTES + len(payload or b"")
-
-
-def _entry(row: Sequence[Any]) -> Entry:
-    """An entry from a row of `attempts`, as whoever holds the lock sees it: what others left open is in doubt."""
-    dispatch, workflow_id, sequence, attempt, tool_name, signature, arguments = row[:7]
-    status, result, error, started_at, call_id, is_modern, cause = row[7:]
-    if status == Status.PENDING:
-        status = Status.IN_DOUBT
-    if status == Status.IN_DOUBT and cause is None:
-        cause = Cause.RELAY_LOST
-    return Entry(
-        id=dispatch,
-        workflow_id=workflow_id,
-        sequence=sequence,
-        attempt=attempt,
-        tool_name=tool_name,
-        signature=signature,
-        arguments=arguments,
-        status=Status(status),
-        result=result,
-        error=error,
-        started_at=started_at,
-        call_id=call_id,
-        is_modern=bool(is_modern),
-        cause=Cause(cause) if cause else None,
-    )

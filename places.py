@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+from states import MAX_SEQUENCE
+
 SEQUENCE_KEY: Final = "checkpoint_seq"
 WORKFLOW_KEY: Final = "checkpoint_workflow"
-MAX_SEQUENCE: Final = 2**53 - 1  # what every JSON implementation holds exactly
 
 WORKFLOW_SCHEMA: Final[Mapping[str, Any]] = {
     "type": "string",

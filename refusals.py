@@ -12,7 +12,7 @@ from shlex import join
 from typing import Any, Final
 
 import wire
-from journal import Entry
+from states import Entry, Status
 
 
 class Reason(StrEnum):
@@ -84,17 +84,19 @@ class Refusals:
             "reason": reason,
             "workflow_id": entry.workflow_id if entry else workflow_id,
             "sequence": entry.sequence if entry else None,
-            "tool": entry.tool_name if entry else tool,
+            "tool": (entry and entry.tool_name) or tool,
             "status": entry.status if entry else None,
-            "started_at": entry.started_at if entry else None,
+            "started_at": (entry and entry.started_at) or None,
             "next_action": self._next_action(entry),
         }
         if reason is Reason.IN_DOUBT and entry:
             facts["cause"] = entry.cause
+        elif entry and entry.status is Status.PRUNED:  # all that is left of it is its place
+            facts["cause"] = "pruned"
         facts.update(extra or {})
         if answer:
             facts["answer"] = None
-        row = f"{entry.tool_name} (sequence {entry.sequence} of workflow {entry.workflow_id})" if entry else tool
+        row = f"{facts['tool']} (sequence {entry.sequence} of workflow {entry.workflow_id})" if entry else tool
         what = _MESSAGES[reason].format(what=row or "")
         if entry and reason is Reason.IN_DOUBT and tool not in (None, entry.tool_name):
             what += f", so {tool} was not run"

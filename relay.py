@@ -9,41 +9,29 @@ byte goes downstream. calls.py says what is due, turn.py keeps the order; here l
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import wire
 from calls import Calls
 from hints import LIST_CHANGED, TOOLS_LIST, Hints
-from journal import Cause, Journal
+from journal import Journal
 from refusals import Reason, Refusals
+from restarts import INITIALIZE, INITIALIZED, Gate, Handshake, Questions
+from settings import Settings
+from states import Cause, UpstreamStarted
+from tasks import Tasks
 from turn import CrashDrill, Scheduler, Sink, Turn
 
 _log = logging.getLogger("checkpoint.relay")
 
 HIGH_WATER_BYTES: Final = 1 << 18  # above this much unwritten or waiting, the side that it comes from is not read
-_NAMES_SERVER: Final = ("initialize", "server/discover")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How to relay. An empty name or version leaves upstream's own."""
-
-    name: str = "checkpoint"
-    version: str = "0.0.0"
-    trusts_annotations: bool = False
-    redacts_arguments: bool = False
-
-    def named(self, result: bytes, *, is_handshake: bool = False) -> bytes:
-        """A result with our name for upstream's; itself where upstream names itself nowhere."""
-        return wire.with_identity(result, self.name, self.version, is_handshake=is_handshake)
+_NAMES_SERVER: Final = (INITIALIZE, "server/discover")
 
 
 class Relay:
     """Passes lines both ways; every `tools/call` goes through the journal, where there is one.
 
-    `on_change` is called when what `may_read_…` or `is_idle` say may have changed. `unread_upstream_bytes` tells how
-    much upstream has not read of what was written to it, None where the system does not tell.
+    `on_change` is called when what `may_read_…` or `is_idle` say may have changed.
     """
 
     def __init__(
@@ -57,36 +45,42 @@ class Relay:
         loop: Scheduler,
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
-        unread_upstream_bytes: Callable[[], int | None],
         crash_drill: CrashDrill,
     ) -> None:
         self._settings = settings
+        self._journal = journal
         self._refusals = refusals
-        self._to_upstream = to_upstream
+        self._to_upstream = Gate(to_upstream)
         self._to_downstream = to_downstream
         self._on_change = on_change
-        self._unread_upstream_bytes = unread_upstream_bytes
-        self._turn = Turn(journal, to_upstream, to_downstream, loop, crash_drill, self._turned)
+        self._turn = Turn(journal, self._to_upstream, to_downstream, loop, crash_drill, self._turned)
         self._up, self._down = self._turn.up, self._turn.down
         self._hints = Hints(self._up.send) if settings.trusts_annotations else None
         self._open: dict[wire.Id, wire.Message] = {}  # downstream's requests that are no calls, or bypass the journal
+        self._handshake = Handshake()
+        self._questions = Questions()
         self._calls: Calls | None = None
+        self._tasks = Tasks(journal, self._turn, settings, now_ms) if journal is not None else None
         if journal is not None:
             self._calls = Calls(
                 journal,
                 refusals,
                 self._turn,
                 self._hints,
-                redacts_arguments=settings.redacts_arguments,
+                settings,
                 loop=loop,
                 now_ms=now_ms,
                 named=settings.named,
                 bypass=self._forward,
             )
+        self._follows_all = (
+            self._hints is not None or settings.restarts_upstream
+        )  # each line of upstream's has to be looked at
         self._is_first_down = self._is_first_up = True
         self._is_admitting = True
         self._is_upstream_gone = False
         self.is_upstream_stdin_closed = False  # to be set then: errors of upstream's may say just that
+        self.is_handshake_refused = False  # by an upstream that was started again: it is of no use
 
     # ------------------------------------------------------------------------------------------------- for the edges
 
@@ -127,6 +121,7 @@ class Relay:
 
     def from_downstream(self, lines: Iterable[bytes]) -> None:
         """Lines that downstream wrote, each with its line feed."""
+        self._turn.heard_from_downstream()
         for line in lines:
             if not line.isspace():
                 self._read_downstream(line)
@@ -146,16 +141,53 @@ class Relay:
 
     def upstream_is_mute(self) -> None:
         """Sends nothing more: upstream has closed one of its pipes, so what it got now would never be answered."""
-        self._is_upstream_gone = True
+        self._to_upstream.hold()
 
     def upstream_gone(self, cause: Cause) -> None:
         """Settles what upstream will never answer: what it cannot have read was not sent, the rest is in doubt."""
         self._is_upstream_gone = True
+        self._settle_lost(cause, is_last=True)
+
+    def upstream_interrupted(self) -> None:
+        """Settles what upstream will never answer; calls that it cannot have read wait for the next one."""
+        self._turn.end()  # what was on its way was on its way to the process that is gone
+        self._questions.process_gone()
+        self._handshake.process_gone()
+        self._settle_lost(Cause.UPSTREAM_LOST, is_last=False)
+
+    def upstream_started(self, to_upstream: Sink, pid: int) -> None:
+        """Another process runs: it is greeted as downstream greeted the first, and then gets what waits for it."""
+        if self._journal is not None:
+            self._journal.upstream_pid = pid
+            if self._journal.has_dispatched:
+                self._turn.record([UpstreamStarted(pid)])
+                self._turn.end()
+        self._is_first_up = True
+        self.is_handshake_refused = False
+        greeting = self._handshake.begin_again()
+        self._to_upstream.attach(to_upstream, greeting)
+        if not greeting:
+            self._go_on()
+
+    def _settle_lost(self, cause: Cause, *, is_last: bool) -> None:
         self._refuse_lost(self._open.values())
         self._open.clear()
+        read_bytes = self._to_upstream.taken_bytes - (self._to_upstream.unread_bytes() or 0)
+        self._to_upstream.shut()
         if self._calls is not None:
-            self._calls.upstream_gone(cause, self._to_upstream.taken_bytes - (self._unread_upstream_bytes() or 0))
+            self._calls.upstream_gone(cause, read_bytes, is_last=is_last)
         self._turn.end()
+
+    def _go_on(self) -> None:
+        """The process is ready for what waits for it."""
+        self._to_upstream.open(self._handshake.confirmation)
+        if self._hints is not None:
+            self._hints.list_changed()  # it may be another version of the server
+        self._on_change()
+
+    def close(self) -> None:
+        """Records what is worth no commit of its own while there is work."""
+        self._turn.close()
 
     def _turned(self) -> None:
         if self._calls is not None:
@@ -200,6 +232,9 @@ class Relay:
             self._read_call(calls, line, message, message.id, message.call)
         elif message.cancels is not None and message.cancels not in self._open:
             calls.cancel(message.cancels, line)
+        elif self._questions.is_to_lost(message):
+            self._questions.answered(message)
+            _log.info("an answer to an upstream that is gone was dropped")
         else:
             self._forward(line, message)
 
@@ -220,19 +255,28 @@ class Relay:
         return is_either_call or message.id in calls
 
     def _read_batch(self, calls: Calls, line: bytes, message: wire.Message) -> None:
-        """An array without a call passes, unless something in it touches a call in flight: then its parts do apart."""
-        if any(part.cancels in calls or self._shares_id(calls, part) for part in message.batch):
-            for piece, part in zip(wire.parts(line), message.batch, strict=True):
-                self._read_message(calls, piece, part)
-        else:
+        """An array without a call passes, unless something in it touches a call in flight or answers who is gone.
+
+        Then its parts do apart.
+        """
+        is_touched = any(
+            part.cancels in calls or self._shares_id(calls, part) or self._questions.is_to_lost(part)
+            for part in message.batch
+        )
+        if not is_touched:
             self._forward(line, message)
+            return
+        for piece, part in zip(wire.parts(line), message.batch, strict=True):
+            self._read_message(calls, piece, part)
 
     def _forward(self, line: bytes, message: wire.Message) -> None:
         for part in (message, *message.batch):
+            self._questions.answered(part)
             if part.method is not None and part.id is not None:
                 self._open[part.id] = part
-        self._up.send(line)
-        if self._hints is not None and message.method == "notifications/initialized":
+        if not self._handshake.reads(message, line):
+            self._up.send(line)
+        if self._hints is not None and message.method == INITIALIZED:
             self._hints.client_is_ready({})
 
     def _refuse_lost(self, messages: Iterable[wire.Message]) -> None:
@@ -253,17 +297,16 @@ class Relay:
         if read is None:
             _log.warning("upstream wrote a line that is not JSON; it is passed on")
             self._down.send(line)
-        elif read.objects > 1 and any(self._is_for_us(answer) for answer in read.answers):
+        elif read.objects > 1 and (self._follows_all or any(self._is_for_us(answer) for answer in read.answers)):
             for piece in wire.parts(line):  # each waits for its own row, and the others need not wait
                 self._read_upstream(piece)
-        elif not self._is_ours(read):
+        elif not self._is_refused(read) and not self._is_ours(read):
             answers = tuple(map(self._meant, read.answers))
             self._read_answers(self._named(line, answers), answers)
 
     def _is_for_us(self, answer: wire.Answer) -> bool:
-        """Whether a call in flight or a request of ours waits for an answer."""
-        is_asked = self._hints is not None and self._hints.has_asked(answer.id)
-        return is_asked or (self._calls is not None and self._meant(answer).id in self._calls)
+        """Whether a call in flight waits for an answer."""
+        return self._calls is not None and self._meant(answer).id in self._calls
 
     def _meant(self, answer: wire.Answer) -> wire.Answer:
         """An answer under the id that its client takes it for: 7 for "7", where nobody waits for "7"."""
@@ -273,39 +316,68 @@ class Relay:
         return answer._replace(id=other) if other is not None and other in self._calls else answer
 
     def _may_concern_us(self, line: bytes) -> bool:
-        if self._open or self._hints is not None or (self._calls is not None and self._calls.are_under_way):
+        if self._open or self._follows_all or (self._calls is not None and self._calls.are_under_way):
             return True
         return bool(self._settings.name or self._settings.version) and (b"erverInfo" in line or b"\\u" in line)
 
-    def _is_ours(self, read: wire.Upstream) -> bool:
-        """Whether a line answers what we asked, so that it must not go down; learns from it."""
-        if self._hints is None or self._calls is None:
+    def _is_refused(self, read: wire.Upstream) -> bool:
+        """Whether a line asks under an id that downstream may still answer to a process that is gone: it is refused."""
+        ids = [identity for _, identity in read.methods if identity is not None]
+        if not self._settings.restarts_upstream or self._questions.may_ask(ids):
             return False
-        if any(method == LIST_CHANGED for method, _ in read.methods):
-            self._hints.list_changed()
-        taken = [self._hints.take_own(answer) for answer in read.answers]
-        if not any(taken):
-            return False
-        self._calls.admit()
+        _log.warning("a question of upstream's was refused: its id is that of an open one of an upstream that is gone")
+        for identity in ids:
+            why = "Internal error: this id belongs to a question of an earlier process that is still open"
+            self._up.send(wire.error_line(identity.as_json(), wire.INTERNAL_ERROR, why))
         return True
 
+    def _is_ours(self, read: wire.Upstream) -> bool:
+        """Whether a line answers what we asked, so that it must not go down; learns from it."""
+        if self._hints is not None and any(method == LIST_CHANGED for method, _ in read.methods):
+            self._hints.list_changed()
+        taken = [self._takes_own(answer) for answer in read.answers]
+        if not any(taken):
+            return False
+        if self._calls is not None:
+            self._calls.admit()
+        return True
+
+    def _takes_own(self, answer: wire.Answer) -> bool:
+        if self._handshake.takes(answer):
+            if answer.is_error:
+                self.is_handshake_refused = True
+                self._on_change()
+            else:
+                self._go_on()
+            return True
+        return self._hints is not None and self._hints.take_own(answer)
+
     def _named(self, line: bytes, answers: Iterable[wire.Answer]) -> bytes:
-        """A line with our name for upstream's."""
+        """A line with our name for upstream's, and with the place of a call where that is wanted."""
         results = {answer.start: answer for answer in answers if not answer.is_error}
         for start in sorted(results, reverse=True):  # from the end, so that a span that grows moves no other
             answer = results[start]
             request = self._open.get(answer.id)
             is_handshake = request is not None and request.method in _NAMES_SERVER
             body = self._settings.named(answer.body, is_handshake=is_handshake)
+            if self._calls is not None:
+                body = self._calls.annotated(answer.id, body)
             if body is not answer.body:
                 line = line[:start] + body + line[start + len(answer.body) :]
         return line
 
     def _read_answers(self, line: bytes, answers: tuple[wire.Answer, ...]) -> None:
         to_calls = [answer for answer in answers if self._calls is not None and answer.id in self._calls]
+        is_taken = False
         for answer in answers:
             if (request := self._open.pop(answer.id, None)) is not None:
+                self._handshake.answered(answer)
                 self._learn(request, answer)
+                if self._tasks is not None and len(answers) == 1:
+                    is_closed = self.is_upstream_stdin_closed
+                    is_taken = self._tasks.takes(request, answer, line, is_stdin_closed=is_closed)
+        if is_taken:
+            return
         if to_calls and self._calls is not None:
             self._calls.read_answers(line, to_calls, is_stdin_closed=self.is_upstream_stdin_closed)
         else:

@@ -45,14 +45,49 @@ CREATE TABLE dispatches (
     arguments BLOB,
     UNIQUE (workflow_id, sequence, attempt)
 ) STRICT;
+CREATE INDEX by_signature ON dispatches (workflow_id, call_signature, sequence);
+CREATE INDEX by_call_id ON dispatches (call_id) WHERE call_id IS NOT NULL;
 CREATE TABLE outcomes (
     dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id),
     status TEXT NOT NULL CHECK (status IN ('COMPLETED', 'FAILED', 'INPUT_REQUIRED', 'TASK', 'NOT_SENT')),
     completed_at INTEGER NOT NULL,
+    request_state TEXT,
+    task_id TEXT,
     result BLOB,
     error BLOB,
     CHECK ((result IS NULL) + (error IS NULL) = 1 + (status = 'NOT_SENT'))
 ) STRICT;
+CREATE INDEX interim ON outcomes (dispatch) WHERE status = 'INPUT_REQUIRED';
+CREATE INDEX by_state ON outcomes (request_state) WHERE request_state IS NOT NULL;
+CREATE INDEX by_task ON outcomes (task_id) WHERE task_id IS NOT NULL;
+CREATE TABLE tasks (
+    dispatch INTEGER NOT NULL REFERENCES outcomes (dispatch),
+    method TEXT NOT NULL,
+    ended_at INTEGER NOT NULL,
+    result BLOB,
+    error BLOB,
+    PRIMARY KEY (dispatch, method),
+    CHECK ((result IS NULL) + (error IS NULL) = 1)
+) STRICT;
+CREATE TABLE deliveries (
+    dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id)
+) STRICT;
+CREATE TABLE forks (
+    id INTEGER PRIMARY KEY,
+    root TEXT NOT NULL,
+    branch TEXT NOT NULL UNIQUE,
+    parent TEXT NOT NULL,
+    sequence INTEGER NOT NULL CHECK (sequence >= 1),
+    forked_at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX by_root ON forks (root, id);
+CREATE TABLE prunings (
+    workflow_id TEXT PRIMARY KEY,
+    last_sequence INTEGER NOT NULL,
+    last_id INTEGER NOT NULL, -- the journal's highest dispatch then: no id is given twice
+    pruned_at INTEGER NOT NULL
+) STRICT;
+CREATE INDEX by_last_id ON prunings (last_id);
 CREATE TABLE doubts (
     dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id),
     cause TEXT NOT NULL
@@ -62,7 +97,8 @@ CREATE TABLE doubts (
 ) STRICT;
 CREATE INDEX open_doubts ON doubts (dispatch) WHERE is_open;
 CREATE TABLE decisions (
-    dispatch INTEGER PRIMARY KEY REFERENCES dispatches (id),
+    id INTEGER PRIMARY KEY,
+    dispatch INTEGER NOT NULL REFERENCES dispatches (id),
     status TEXT NOT NULL CHECK (status IN ('COMPLETED', 'FAILED', 'NOT_EXECUTED')),
     decided_at INTEGER NOT NULL,
     reason TEXT NOT NULL,
@@ -70,26 +106,29 @@ CREATE TABLE decisions (
     error BLOB,
     CHECK ((result IS NULL) + (error IS NULL) = 1 + (status = 'NOT_EXECUTED'))
 ) STRICT;
+CREATE INDEX by_dispatch ON decisions (dispatch, id);
 CREATE VIEW attempts AS
     SELECT d.id, d.workflow_id, d.sequence, d.attempt, d.tool_name, d.call_signature, d.arguments,
-        coalesce(
-            decisions.status,
-            outcomes.status,
-            CASE WHEN doubts.cause IS NOT NULL OR d.epoch < (SELECT max(epoch) FROM owners)
-                THEN 'IN_DOUBT' ELSE 'PENDING' END
-        ) AS status,
+        CASE
+            WHEN decisions.status IS NOT NULL THEN decisions.status
+            WHEN outcomes.status = 'TASK' AND doubts.is_open THEN 'IN_DOUBT' -- the server has forgotten the task
+            WHEN outcomes.status IS NOT NULL THEN outcomes.status
+            WHEN doubts.cause IS NOT NULL OR d.epoch < (SELECT max(epoch) FROM owners) THEN 'IN_DOUBT'
+            ELSE 'PENDING'
+        END AS status,
         CASE WHEN decisions.status IS NULL THEN outcomes.result ELSE decisions.result END AS result,
         CASE WHEN decisions.status IS NULL THEN outcomes.error ELSE decisions.error END AS error,
         d.started_at, coalesce(decisions.decided_at, outcomes.completed_at) AS completed_at,
-        d.call_id, d.era, d.epoch AS owner_epoch, doubts.cause
+        d.call_id, d.era, d.epoch AS owner_epoch, doubts.cause, deliveries.dispatch IS NOT NULL AS delivered
     FROM dispatches AS d
     LEFT JOIN outcomes ON outcomes.dispatch = d.id
     LEFT JOIN doubts ON doubts.dispatch = d.id
-    LEFT JOIN decisions ON decisions.dispatch = d.id;
+    LEFT JOIN deliveries ON deliveries.dispatch = d.id
+    LEFT JOIN decisions ON decisions.id = (SELECT max(newest.id) FROM decisions AS newest WHERE newest.dispatch = d.id);
 CREATE VIEW calls AS
     SELECT workflow_id, sequence, attempt, tool_name, call_signature, CAST(arguments AS TEXT) AS arguments, status,
         CAST(result AS TEXT) AS result, CAST(error AS TEXT) AS error, started_at, completed_at, call_id, era,
-        owner_epoch, cause
+        owner_epoch, cause, delivered
     FROM attempts AS a
     WHERE attempt = (
         SELECT max(attempt) FROM dispatches AS d WHERE d.workflow_id = a.workflow_id AND d.sequence = a.sequence
@@ -104,7 +143,22 @@ PROBES: Final = (
     "SELECT completed_at FROM outcomes ORDER BY dispatch DESC LIMIT 1",
     "SELECT noted_at FROM doubts ORDER BY dispatch DESC LIMIT 1",
     "SELECT dispatch FROM doubts WHERE is_open LIMIT 1",
-    "SELECT decided_at FROM decisions ORDER BY dispatch DESC LIMIT 1",
+    "SELECT decided_at FROM decisions ORDER BY id DESC LIMIT 1",
+    "SELECT dispatch FROM decisions WHERE dispatch = 0",
+    "SELECT id FROM dispatches INDEXED BY by_signature WHERE workflow_id = ''",
+    "SELECT id FROM dispatches WHERE call_id = ''",
+    "SELECT dispatch FROM outcomes WHERE status = 'INPUT_REQUIRED' LIMIT 1",
+    "SELECT dispatch FROM outcomes WHERE request_state = ''",
+    "SELECT dispatch FROM outcomes WHERE task_id = ''",
+    "SELECT ended_at FROM tasks ORDER BY rowid DESC LIMIT 1",
+    "SELECT dispatch FROM deliveries ORDER BY dispatch DESC LIMIT 1",
+    "SELECT forked_at FROM forks ORDER BY id DESC LIMIT 1",
+    "SELECT branch FROM forks WHERE root = ''",
+    "SELECT id FROM forks WHERE branch = ''",
+    "SELECT ended_at FROM tasks WHERE dispatch = 0 AND method = ''",
+    "SELECT pruned_at FROM prunings WHERE workflow_id = ''",
+    "SELECT pruned_at FROM prunings LIMIT 1",
+    "SELECT max(last_id) FROM prunings",
     "SELECT status FROM calls LIMIT 1",
 )
 
@@ -135,15 +189,16 @@ class Files:
         self.lock = self.path + ".lock"
         self.folder = os.path.dirname(self.path)
 
-    def exists(self) -> bool:
+    def exists(self, *, for_reading: bool = False) -> bool:
         """Whether there is a journal. Raises JournalError, with every file left as it is, for what is not usable.
 
         An empty file counts as new. SQLite never sees a file that is not ours: opening one could already change it.
+        Who only reads need not be able to write.
         """
         try:
             found = os.stat(self.path)
         except FileNotFoundError:
-            self._check_folder()
+            self._check_folder(for_reading=for_reading)
             self._check_orphans("does not exist")
             return False
         except OSError as error:
@@ -155,17 +210,17 @@ class Files:
                 f"journal {self.typed}: has {found.st_nlink} hard links, and SQLite keeps a write-ahead log per name; "
                 "delete the other names or copy the file"
             )
-        self._check_folder()
+        self._check_folder(for_reading=for_reading)
         if found.st_size == 0:
             self._check_orphans("is empty")
             return False
         self._check_header()
         return True
 
-    def _check_folder(self) -> None:
+    def _check_folder(self, *, for_reading: bool) -> None:
         if not os.path.isdir(self.folder):
             raise JournalError(f"journal {self.typed}: the folder {self.folder} does not exist; create it first")
-        for path in (self.folder, self.path):
+        for path in () if for_reading else (self.folder, self.path):
             if os.path.exists(path) and not os.access(path, os.W_OK):
                 raise JournalError(f"journal {self.typed}: {path} is not writable; make it so, or give another path")
 

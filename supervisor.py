@@ -13,12 +13,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import wire
-from journal import Cause, Journal
+from journal import Journal
 from refusals import Refusals
-from relay import Relay, Settings
+from relay import Relay
+from settings import Settings
+from states import Cause
 from streams import Reader, Send, Writer, nonblocking
 from turn import WAIT_S, CrashDrill
-from upstream import Upstream
+from upstream import Upstream, UpstreamError
 
 _log = logging.getLogger("checkpoint.supervisor")
 
@@ -36,6 +38,71 @@ _HURRIED_GRACE_S: Final = 0.25
 _IDLE_GRACE_S: Final = 0.4
 
 
+class _Link:
+    """An upstream process and our ends of its pipes: what a restart replaces.
+
+    `on_change` is called when `is_gone` may have become true.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        process: Upstream,
+        *,
+        on_lines: Callable[[list[bytes]], None],
+        on_written: Callable[[], None],
+        on_mute: Callable[[], None],
+        on_change: Callable[[], None],
+    ) -> None:
+        self.process = process
+        self.is_mute = False  # its stdout ended, or its stdin takes no more
+        self._on_lines = on_lines
+        self._on_mute = on_mute
+        self._on_change = on_change
+        self._is_closed = False
+        self.writer = Writer(
+            loop,
+            process.stdin,
+            lambda piece: os.write(process.stdin, piece),
+            on_drained=on_written,
+            on_broken=self._fall_silent,
+        )
+        self.reader = Reader(loop, process.stdout, on_lines, self._ended)
+        self.exited = loop.create_task(process.wait())
+        self.exited.add_done_callback(lambda _: on_change())
+
+    @property
+    def is_gone(self) -> bool:
+        return self.exited.done() or self.is_mute
+
+    def _ended(self, rest: bytes) -> None:
+        if rest and wire.read_upstream(rest) is not None:
+            self._on_lines([rest + b"\n"])
+        elif rest:
+            _log.warning("upstream ended in the middle of a line; %d bytes were dropped", len(rest))
+        self._fall_silent()
+
+    def _fall_silent(self) -> None:
+        self.is_mute = True
+        self._on_mute()
+        self._on_change()
+
+    async def end(self, grace_s: float) -> bool:
+        """Ends the process and its group; whether nothing is left of them. What it has not read can be counted then."""
+        is_ended = await self.process.end(grace_s)
+        if self.writer.has_reader():  # who left the group may still read what is in the pipe
+            self.writer.close()
+        return is_ended
+
+    def close(self) -> None:
+        """Closes our ends."""
+        self.reader.close()
+        self.writer.close()
+        if not self._is_closed:
+            self._is_closed = True
+            os.close(self.process.stdout)
+
+
 class Supervisor:
     """Runs one relay from its first byte to its exit code."""
 
@@ -48,15 +115,16 @@ class Supervisor:
         *,
         drain_timeout_s: float,
         crash_drill: CrashDrill,
+        restarts: int = 0,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._upstream = upstream
+        self._restarts_left = restarts
+        self._is_restarting = False
         self._signals = upstream.signals
         self._journal = journal
         self._drain_timeout_s = drain_timeout_s
         self._changed = asyncio.Event()
         self._is_downstream_gone = False
-        self._is_upstream_mute = False  # its stdout ended, or its stdin takes no more
         self._grace_s = _GRACE_S
         self._deadline = float("inf")  # for answers, once the end has begun
         self._error: BaseException | None = None
@@ -65,29 +133,29 @@ class Supervisor:
         self._to_downstream = Writer(
             self._loop, stdout, send, on_drained=self._written, on_broken=self._downstream_gone
         )
-        self._to_upstream = Writer(
-            self._loop,
-            upstream.stdin,
-            lambda piece: os.write(upstream.stdin, piece),
-            on_drained=self._written,
-            on_broken=self._upstream_mute,
-        )
+        self._link = self._linked(upstream)
         self._relay = Relay(
             settings,
             journal,
             refusals,
-            to_upstream=self._to_upstream,
+            to_upstream=self._link.writer,
             to_downstream=self._to_downstream,
             loop=self._loop,
             now_ms=lambda: time.time_ns() // 1_000_000,
             on_change=self._regulate,
-            unread_upstream_bytes=self._unread_upstream_bytes,
             crash_drill=crash_drill,
         )
         self._from_downstream = Reader(self._loop, 0, self._relay.from_downstream, self._downstream_ended)
-        self._from_upstream = Reader(self._loop, upstream.stdout, self._relay.from_upstream, self._upstream_ended)
-        self._exited = self._loop.create_task(upstream.wait())
-        self._exited.add_done_callback(lambda _: self._changed.set())
+
+    def _linked(self, upstream: Upstream) -> _Link:
+        return _Link(
+            self._loop,
+            upstream,
+            on_lines=lambda lines: self._relay.from_upstream(lines),
+            on_written=self._written,
+            on_mute=lambda: self._relay.upstream_is_mute(),
+            on_change=self._changed.set,
+        )
 
     async def run(self) -> int:
         """Relays until one side is gone, ends in order, and gives the exit code. Leaves nothing of upstream behind."""
@@ -96,12 +164,16 @@ class Supervisor:
         try:
             if self._signals.count:
                 self._signalled()
-            self._from_upstream.start()
+            self._link.reader.start()
             self._from_downstream.start()
-            await self._until(lambda: self._is_ending or self._is_upstream_gone)
-            return await (self._drain() if self._is_ending else self._lost())
+            while not self._is_ending:
+                await self._until(lambda: self._is_ending or self._is_upstream_gone)
+                if not (self._is_ending or await self._is_replaced()):
+                    return await self._lost()
+            return await self._drain()
         finally:
-            self._upstream.kill()
+            self._link.process.kill()
+            await asyncio.wait([self._link.exited], timeout=_GRACE_S)
 
     # --------------------------------------------------------------------------------------------------- what happens
 
@@ -111,13 +183,13 @@ class Supervisor:
 
     @property
     def _is_upstream_gone(self) -> bool:
-        return self._exited.done() or self._is_upstream_mute
+        return self._link.is_gone or self._relay.is_handshake_refused
 
     def _regulate(self) -> None:
         """Reads a side only while there is room for what it says."""
         for reader, may_read in (
-            (self._from_downstream, self._relay.may_read_downstream),
-            (self._from_upstream, self._relay.may_read_upstream),
+            (self._from_downstream, self._relay.may_read_downstream and not self._is_restarting),
+            (self._link.reader, self._relay.may_read_upstream),
         ):
             if may_read:
                 reader.resume()
@@ -138,29 +210,13 @@ class Supervisor:
         self._is_downstream_gone = True
         self._changed.set()
 
-    def _upstream_ended(self, rest: bytes) -> None:
-        if rest and wire.read_upstream(rest) is not None:
-            self._relay.from_upstream([rest + b"\n"])
-        elif rest:
-            _log.warning("upstream ended in the middle of a line; %d bytes were dropped", len(rest))
-        self._upstream_mute()
-
-    def _upstream_mute(self) -> None:
-        self._is_upstream_mute = True
-        self._relay.upstream_is_mute()
-        self._changed.set()
-
-    def _unread_upstream_bytes(self) -> int | None:
-        """What upstream never read; unknown as long as a process that left its group may still read it."""
-        return None if self._to_upstream.has_reader() else self._to_upstream.unread_bytes()
-
     def _signalled(self) -> None:
         self._relay.stop_admitting()
         if self._is_downstream_gone or self._is_upstream_gone:
             self._deadline = min(self._deadline, self._loop.time() + _HURRIED_ANSWERS_S)
             self._grace_s = _HURRIED_GRACE_S
         if self._signals.count > 1:
-            self._upstream.kill()
+            self._link.process.kill()
         self._changed.set()
 
     def _went_wrong(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -186,20 +242,49 @@ class Supervisor:
             deadline = self._deadline
             await self._until(lambda: is_so() or self._deadline != deadline, timeout_s=left)  # noqa: B023  # awaited here
 
-    # ----------------------------------------------------------------------------------------------------- two endings
+    # ---------------------------------------------------------------------------------- another upstream, two endings
+
+    async def _is_replaced(self) -> bool:
+        """Ends what is left of an upstream that is gone; whether another runs in its place, or we are to end anyway."""
+        self._is_restarting = self._restarts_left > 0
+        self._regulate()
+        try:
+            await self._until(self._link.exited.done, timeout_s=_GRACE_S)
+            has_exited = self._link.exited.done()
+            is_ended = await self._link.end(self._grace_s)
+            _log.error("upstream %r %s", self._link.process.name, self._how_it_ended(has_exited))
+            return self._restarts_left > 0 and is_ended and await self._restart()
+        finally:
+            self._is_restarting = False
+            self._regulate()
+
+    def _how_it_ended(self, by_itself: bool) -> str:
+        if not by_itself:
+            what = "refused the handshake" if self._relay.is_handshake_refused else "closed its stdin or stdout"
+            return f"{what}, and was ended"
+        status = self._link.exited.result()
+        return f"ended by itself ({f'killed by signal {-status}' if status < 0 else f'exit status {status}'})"
+
+    async def _restart(self) -> bool:
+        self._link.reader.read_rest()
+        self._relay.upstream_interrupted()
+        self._link.close()
+        while self._restarts_left and not self._is_ending:
+            self._restarts_left -= 1
+            try:
+                self._link = self._linked(await self._link.process.start_another())
+            except UpstreamError as error:
+                _log.error("%s", error)
+                continue
+            _log.warning("upstream was started again; %d restarts are left", self._restarts_left)
+            self._relay.upstream_started(self._link.writer, self._link.process.pid)
+            self._link.reader.start()
+            return True
+        return self._is_ending
 
     async def _lost(self) -> int:
         """Upstream went first: tells downstream what became of its requests."""
         self._deadline = self._loop.time() + self._drain_timeout_s
-        await self._until(self._exited.done, timeout_s=_GRACE_S)
-        is_alive = not self._exited.done()
-        await self._upstream.end(self._grace_s)
-        if is_alive:
-            _log.error("upstream %r closed its stdin or stdout, and was ended", self._upstream.name)
-        else:
-            status = self._exited.result()
-            how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
-            _log.error("upstream %r ended by itself (%s)", self._upstream.name, how)
         await self._settle(Cause.UPSTREAM_LOST)
         return INTERRUPTED if self._signals.count > 1 else UPSTREAM_LOST
 
@@ -214,16 +299,16 @@ class Supervisor:
             timeout_s=min(self._grace_s, max(0.0, self._deadline - self._loop.time())),
         )
         cause = Cause.UPSTREAM_LOST if self._is_upstream_gone else Cause.RELAY_LOST
-        if self._is_upstream_mute:  # its stdout ends a moment before it does
-            await self._until(self._exited.done, timeout_s=self._grace_s)
-        if not self._exited.done():  # else the kernel can still count what it has not read
+        if self._link.is_mute:  # its stdout ends a moment before it does
+            await self._until(self._link.exited.done, timeout_s=self._grace_s)
+        if not self._link.exited.done():  # else the kernel can still count what it has not read
             self._relay.is_upstream_stdin_closed = True
-            self._to_upstream.close()
+            self._link.writer.close()
         if self._journal is None and not self._signals.count:
             # What is in flight is not known here, so upstream gets the time that calls would get.
-            await self._until_deadline(self._exited.done)
-        await self._until(self._exited.done, timeout_s=self._grace_s)
-        await self._upstream.end(self._grace_s)
+            await self._until_deadline(self._link.exited.done)
+        await self._until(self._link.exited.done, timeout_s=self._grace_s)
+        await self._link.end(self._grace_s)
         await self._settle(cause)
         if self._signals.count > 1:
             return INTERRUPTED
@@ -232,12 +317,13 @@ class Supervisor:
     async def _settle(self, cause: Cause) -> None:
         """Takes what upstream still said, puts the rest in doubt, and lets downstream read it all."""
         self._from_downstream.close()  # a call that came now would wait for nobody
-        self._from_upstream.read_rest()
+        self._link.reader.read_rest()
         self._relay.upstream_gone(cause)
-        self._to_upstream.close()
+        self._link.writer.close()
         await self._until(lambda: self._relay.is_idle, timeout_s=WAIT_S + _GRACE_S)
         self._deadline = max(self._deadline, self._loop.time() + self._grace_s)
         await self._until_deadline(lambda: self._to_downstream.queued_bytes == 0)
+        self._relay.close()
         if self._journal is not None:
             self._journal.close()
 

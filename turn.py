@@ -4,6 +4,7 @@ This is where the promise is kept. Lines that wait for the disk are held with th
 all facts of a turn in one commit and then fills the lines in. Nothing else writes a held line.
 """
 
+import contextlib
 import logging
 import math
 import os
@@ -12,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from journal import Answered, Dispatched, Entry, Fact, Journal, JournalBusy, JournalFailed
+from journal import Journal, JournalBusy, JournalFailed
+from states import Answered, Delivered, Dispatched, Entry, Fact, Forked, UpstreamStarted
 from storage import JournalError
 
 _log = logging.getLogger("checkpoint.turn")
@@ -22,13 +24,21 @@ RETRY_S: Final = 0.02  # nothing tells when a lock becomes free, so it is tried 
 
 
 class Sink(Protocol):
-    """Where lines go; `queued_bytes` were not taken yet, `taken_bytes` were."""
+    """Where lines go."""
 
-    queued_bytes: int
-    taken_bytes: int
+    @property
+    def queued_bytes(self) -> int:
+        """How much was not taken yet."""
+
+    @property
+    def taken_bytes(self) -> int:
+        """How much was taken."""
 
     def writelines(self, lines: Sequence[bytes], /) -> None:
         """Writes lines in order, without waiting."""
+
+    def unread_bytes(self) -> int | None:
+        """How much of what was taken its reader has not read; None where the system does not tell."""
 
 
 class Handle(Protocol):
@@ -99,6 +109,11 @@ class Slot:
             self.position = self._lane.position
         self._lane.send_late(line)
 
+    def refill(self, line: bytes) -> None:
+        """Sends a line once more, at the end; the first time nobody can have read it."""
+        self.position = None
+        self.fill(line)
+
 
 class Lane:
     """One direction, in order: what waits for the disk keeps its place until the end of the turn.
@@ -114,6 +129,11 @@ class Lane:
     def position(self) -> int:
         """How many bytes went this way, those included that the sink still holds."""
         return self._sink.taken_bytes + self._sink.queued_bytes
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether nothing waits here for the disk or for the end of the turn."""
+        return not self._waiting
 
     def send(self, line: bytes) -> None:
         """Writes a line behind all that was sent or held before it."""
@@ -169,7 +189,9 @@ class _Held:
 
     def speaks_of(self, dispatches: Collection[int]) -> bool:
         """Whether it holds a fact about one of these attempts."""
-        return any(fact.entry.id in dispatches for fact in self.facts)
+        return any(
+            not isinstance(fact, (Forked, UpstreamStarted)) and fact.entry.id in dispatches for fact in self.facts
+        )
 
 
 class Turn:
@@ -196,6 +218,9 @@ class Turn:
         self._crash_drill = crash_drill
         self._on_change = on_change
         self._held: list[_Held] = []
+        self._leaving: list[Entry] = []  # their answers are written by the end of this turn
+        self._unread: list[Entry] = []  # their answers were written, and are not read yet
+        self._read: list[Entry] = []  # their answers were read; the next commit says so
         self._due: Handle | None = None
         self.owes_replies = False  # lines of our own making may be stuck on their way down
         self.is_crashing = False  # at mid_upstream: what upstream says now must not be read
@@ -221,11 +246,40 @@ class Turn:
             self._due = self._loop.call_soon(self.end)
         return held.slot
 
+    def record(self, facts: Sequence[Fact]) -> None:
+        """Leaves facts that no line waits for to the commit at the end of this turn."""
+        self.hold(self.up, facts, 0, _let_be, _let_be)
+
     def reply(self, line: bytes) -> None:
         """Sends a line of our own making downstream."""
         self.owes_replies = True
         self.down.send(line)
         self.when_written()
+
+    def answered(self, entry: Entry) -> None:
+        """Notes that the answer to a call is on its way down. Once it was read, a mark rides in the next commit."""
+        (self._unread if self.down.is_clear else self._leaving).append(entry)
+
+    def heard_from_downstream(self) -> None:
+        """To be called when downstream says something: where the system does not tell, that is how we know it reads."""
+        self._see_read(None)
+
+    def _see_read(self, unread_bytes: int | None) -> None:
+        """Counts what was written as read, if that is all taken and this is what the system says is unread."""
+        sink = self._to_downstream
+        if self._unread and not sink.queued_bytes and sink.unread_bytes() == unread_bytes:
+            self._read += self._unread
+            self._unread.clear()
+
+    def _marks(self) -> list[Fact]:
+        self._see_read(0)
+        return [Delivered(entry) for entry in self._read]
+
+    def close(self) -> None:
+        """Records what the client has read, for once with a commit of its own."""
+        if self._journal is not None and self._journal.has_dispatched and (marks := self._marks()):
+            with contextlib.suppress(JournalError):  # one replay more, if it is missing
+                self._journal.append(marks)
 
     def withdraw(self, entry: Entry) -> None:
         """Takes back the facts about a call that is not to be dispatched any more; their places stay empty."""
@@ -239,6 +293,8 @@ class Turn:
         self._commit()
         self.up.flush()
         self.down.flush()
+        self._unread += self._leaving
+        self._leaving.clear()
         self.when_written()
         self._tidy()
         self._on_change()
@@ -251,7 +307,8 @@ class Turn:
         self._crash_drill.reach("before_complete", answered)
         try:
             if facts and self._journal is not None:
-                self._journal.append(facts)
+                self._journal.append([*facts, *self._marks()])
+                self._read.clear()
         except JournalBusy as error:
             self._wait_for_database(error)
             return

@@ -39,19 +39,19 @@ class Upstream:
     """A running upstream; `stdin` and `stdout` are our ends of its pipes."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, name: str, stdin: int, stdout: int, signals: Signals
+        self, process: asyncio.subprocess.Process, words: Sequence[str], stdin: int, stdout: int, signals: Signals
     ) -> None:
         self._process = process
+        self._words = words
         self._is_gone = False
-        self.name = name  # of its command; the arguments may hold secrets
         self.stdin = stdin
         self.stdout = stdout
         self.signals = signals
 
     @classmethod
-    async def start(cls, words: Sequence[str]) -> "Upstream":
+    async def start(cls, words: Sequence[str], signals: Signals | None = None) -> "Upstream":
         """Starts `words` with our stderr, environment and working directory. Raises UpstreamError."""
-        signals = Signals(asyncio.get_running_loop())
+        signals = signals or Signals(asyncio.get_running_loop())
         # Pipes of our own, not asyncio's: their ends are driven by the loop's bare readers and writers (streams.py).
         their_stdin, stdin = os.pipe()
         stdout, their_stdout = os.pipe()
@@ -68,7 +68,16 @@ class Upstream:
         finally:
             os.close(their_stdin)
             os.close(their_stdout)
-        return cls(process, words[0], stdin, stdout, signals)
+        return cls(process, words, stdin, stdout, signals)
+
+    async def start_another(self) -> "Upstream":
+        """Starts the same command once more. Raises UpstreamError."""
+        return await Upstream.start(self._words, self.signals)
+
+    @property
+    def name(self) -> str:
+        """The name of its command; the arguments may hold secrets."""
+        return self._words[0]
 
     @property
     def pid(self) -> int:
@@ -91,12 +100,13 @@ class Upstream:
         self._is_gone = True
         return True
 
-    async def end(self, grace_s: float) -> None:
-        """Ends its process group: SIGTERM, `grace_s` seconds, SIGKILL. Returns when nothing of it is left."""
+    async def end(self, grace_s: float) -> bool:
+        """Ends its process group: SIGTERM, `grace_s` seconds, SIGKILL. Whether nothing of it is left."""
         self._signal(signal.SIGTERM)
-        if not await self.exits_within(grace_s):
-            self.kill()
-            await self.exits_within(_KILLED_S)
+        if await self.exits_within(grace_s):
+            return True
+        self.kill()
+        return await self.exits_within(_KILLED_S)
 
     def kill(self) -> None:
         """SIGKILL to its whole process group."""

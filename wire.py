@@ -54,6 +54,10 @@ class Id(NamedTuple):
     kind: str  # "integer", "string", or "fraction" for any other number
     value: int | str
 
+    def as_json(self) -> bytes:
+        """One spelling of it."""
+        return (json.dumps(self.value) if self.kind == "string" else str(self.value)).encode("ascii")
+
 
 class ToolCall(NamedTuple):
     """What a `tools/call` asks for."""
@@ -77,6 +81,7 @@ class Message(NamedTuple):
     meta: Mapping[str, Any] = {}
     call: ToolCall | None = None
     cancels: Id | None = None
+    task_id: str | None = None  # of a tasks/* request
     batch: tuple["Message", ...] = ()  # the objects in an array
 
 
@@ -441,7 +446,7 @@ def _read_message(line: bytes, text: str, members: _Object) -> Message:
         raise _refused(INVALID_REQUEST, "Invalid request: some parsers end this method at its NUL", id_bytes)
     call = _read_call(line, text, values, identity, id_bytes) if method == TOOLS_CALL else None
     param = params.by_key() if isinstance(params, _Object) else {}
-    meta = param.get("_meta")
+    meta, task_id = param.get("_meta"), param.get("taskId")
     if not isinstance(meta, dict):
         meta = {}
     return Message(
@@ -452,6 +457,7 @@ def _read_message(line: bytes, text: str, members: _Object) -> Message:
         meta=meta,
         call=call,
         cancels=_identity(param.get("requestId")) if method == CANCELLED else None,
+        task_id=task_id if method and method.startswith("tasks/") and isinstance(task_id, str) else None,
     )
 
 
@@ -679,6 +685,39 @@ def with_result_type(result: bytes) -> bytes:
     if any(key == "resultType" for key, _ in members):
         return result
     return b'{"resultType":"complete"' + (b"," if members else b"") + result[1:]
+
+
+def with_meta(result: bytes, key: str, value: Mapping[str, Any]) -> bytes:
+    """A result with this member in its `_meta`; itself where it is no object, or has a `_meta` that is none."""
+    text = _decode(result)
+    if not text.startswith("{"):
+        return result
+    members = _object_at(text, 0)
+    written = json.dumps(value, separators=(",", ":"))
+    added = f"{json.dumps(key)}:{written}"
+    start = dict(members).get("_meta", _ABSENT)[1]
+    if start:
+        if not text.startswith("{", start):
+            return result
+        meta = _object_at(text, start)
+        spans = [(begin, end) for name, (_, begin, end) in meta if name == key]
+        for begin, end in reversed(spans):  # one that is there, say of a relay behind us, is not repeated
+            text = text[:begin] + written + text[end:]
+        if spans:
+            return _encode(text)
+        comma = "," if meta else ""
+        return _encode(f"{text[: start + 1]}{added}{comma}{text[start + 1 :]}")
+    comma = "," if members else ""
+    return _encode(f'{{"_meta":{{{added}}}{comma}{text[1:]}')
+
+
+def with_value(result: bytes, key: str, value: str | None) -> bytes:
+    """A result with another value wherever it has this member, all other bytes kept."""
+    text = _decode(result)
+    for name, (_, start, end) in reversed(_object_at(text, 0)):
+        if name == key:
+            text = text[:start] + json.dumps(value) + text[end:]
+    return _encode(text)
 
 
 def with_identity(result: bytes, name: str, version: str, *, is_handshake: bool) -> bytes:

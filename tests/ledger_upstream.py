@@ -17,13 +17,15 @@ and without an effect:
     echo     answer with the arguments' own bytes
     whoami   answer with argv, environment, working directory and process id
     stall    never answer
+    ask      ask the client under `id`, answer with what it answers
     spawn    start `command`, which inherits our stdout, answer with its process id; with `status`, exit with it
     close    answer, close descriptor `fd` (0 or 1), live on
     flood    send `count` notifications of `size` bytes, numbered, then answer
     noise    write `size` bytes to stderr, then answer
 
 Modes: `deaf` ignores SIGTERM, SIGINT and the end of input; `bye` writes LEDGER.bye some time after the end of input;
-`chatty` sends a notification every 10 ms.
+`chatty` sends a notification every 10 ms; `hear` adds each line that it reads to LEDGER.heard, behind its process id;
+`shy` waits for LEDGER.go before it answers `initialize`, `rude` refuses that once LEDGER.go exists.
 """
 
 import json
@@ -36,6 +38,7 @@ import time
 from typing import Any
 
 _lock = threading.Lock()
+_asked: dict[Any, Any] = {}  # by the id of a question to the client, the id of the call that asks
 
 
 def record(ledger: str, line: str) -> None:
@@ -94,7 +97,7 @@ def call(ledger: str, request: dict[str, Any]) -> None:
     send({"jsonrpc": "2.0", "id": request["id"], "result": text(f"effect {count}")})
 
 
-_HARMLESS = ("echo", "whoami", "stall", "spawn", "close", "flood", "noise")
+_HARMLESS = ("echo", "whoami", "stall", "ask", "spawn", "close", "flood", "noise")
 
 
 def harmless(request: dict[str, Any], name: str, arguments: dict[str, Any]) -> None:
@@ -105,6 +108,11 @@ def harmless(request: dict[str, Any], name: str, arguments: dict[str, Any]) -> N
             facts = {"argv": sys.argv[1:], "env": dict(os.environ), "cwd": os.getcwd(), "pid": os.getpid()}
             answer["result"] = text(json.dumps(facts))
         case "stall":
+            return
+        case "ask":
+            _asked[arguments["id"]] = request["id"]
+            question = {"mode": "form", "message": "sure?", "requestedSchema": {"type": "object", "properties": {}}}
+            send({"jsonrpc": "2.0", "id": arguments["id"], "method": "elicitation/create", "params": question})
             return
         case "spawn":
             command = ["sh", "-c", arguments["command"]]
@@ -141,7 +149,7 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "chatty" in modes:
         threading.Thread(target=chat, daemon=True).start()
-    serve(ledger)
+    serve(ledger, modes)
     if "bye" in modes:
         time.sleep(0.4)
         record(ledger + ".bye", "bye")
@@ -149,12 +157,21 @@ def main() -> None:
         threading.Event().wait()
 
 
-def serve(ledger: str) -> None:
+def serve(ledger: str, modes: list[str]) -> None:
     """Answers requests until end of input."""
     for line in sys.stdin.buffer:
+        if "hear" in modes:
+            record(ledger + ".heard", f"{os.getpid()} {line.decode().removesuffix(chr(10))}")
         request = json.loads(line)
         match request.get("method"):
+            case None if request["id"] in _asked:
+                answer = {"answer": request.get("result"), "error": request.get("error")}
+                send({"jsonrpc": "2.0", "id": _asked.pop(request["id"]), "result": text(json.dumps(answer))})
+            case "initialize" if "rude" in modes and os.path.exists(ledger + ".go"):
+                send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32603, "message": "go away"}})
             case "initialize":
+                while "shy" in modes and not os.path.exists(ledger + ".go"):
+                    threading.Event().wait(0.01)
                 info = {"name": "ledger", "version": "9.9"}
                 result = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": info}
                 send({"jsonrpc": "2.0", "id": request["id"], "result": result})

@@ -2,15 +2,20 @@
 
 import contextlib
 import json
+import os
 import sqlite3
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from journal import Cause, Journal
+from journal import Journal
+from locate import Unpinned
 from refusals import Refusals
-from relay import Relay, Settings
-from storage import Files
+from relay import Relay
+from settings import Settings
+from states import Cause
+from storage import Files, Lock
 from turn import CrashDrill
 
 MODERN: Final = {
@@ -18,6 +23,19 @@ MODERN: Final = {
     "io.modelcontextprotocol/clientCapabilities": {},
 }
 HANDSHAKE_NAMES: Final = Settings(name="", version="")  # leaves upstream's identity
+NOW_MS: Final = 1_700_000_000_000
+
+
+def options(unpinned: str = "new", **more: Any) -> Settings:
+    """How to relay, with upstream's identity left as it is."""
+    return Settings(name="", version="", unpinned=Unpinned(unpinned), **more)
+
+
+def journal_path() -> Iterator[Path]:
+    """A path in a folder of its own, in memory where there is such a place: what a disk promises is not the point."""
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with tempfile.TemporaryDirectory(dir=memory) as folder:
+        yield Path(folder) / "j.db"
 
 
 class Timer:
@@ -80,6 +98,7 @@ class FakeSink:
         self.writes: list[list[bytes]] = []
         self.queued_bytes = 0
         self.taken_bytes = 0
+        self.unread: int | None = 0
         self.is_full = False
         self.on_write = on_write
 
@@ -92,6 +111,9 @@ class FakeSink:
                 self.queued_bytes += len(line)
             else:
                 self.taken_bytes += len(line)
+
+    def unread_bytes(self) -> int | None:
+        return self.unread
 
     def take(self) -> None:
         """The other side reads what is queued."""
@@ -124,19 +146,21 @@ class Bench:
         *,
         drill: CrashDrill | None = None,
         loop: FakeLoop | None = None,
+        workflow_id: str | None = "w",
         on_up: Callable[[bytes], None] = lambda line: None,
         on_down: Callable[[bytes], None] = lambda line: None,
     ) -> None:
         self.path = path
+        self.settings = settings
+        self._lives = [self]  # of this journal, one after the other
         self.loop = loop or FakeLoop()
         self.up = FakeSink(on_up)
         self.down = FakeSink(on_down)
         self.changes = 0
-        self.unread: int | None = 0
         self.journal: Journal | None = None
         if path is not None:
             files = Files(str(path))
-            self.journal = Journal(files, exists=files.exists(), workflow_id="w", now_ms=lambda: 1_700_000_000_000)
+            self.journal = Journal(files, exists=files.exists(), workflow_id=workflow_id, now_ms=lambda: NOW_MS)
         refusals = Refusals(str(path) if path else None, ["checkpoint"], hides_arguments=settings.redacts_arguments)
         self.relay = Relay(
             settings,
@@ -145,9 +169,8 @@ class Bench:
             to_upstream=self.up,
             to_downstream=self.down,
             loop=self.loop,
-            now_ms=lambda: 1_700_000_000_000,
+            now_ms=lambda: NOW_MS,
             on_change=self._changed,
-            unread_upstream_bytes=lambda: self.unread,
             crash_drill=drill or FakeDrill(),
         )
 
@@ -185,10 +208,12 @@ class Bench:
             self.journal.close()
             self.journal._lock.give_back()  # after a failure only the end of a process does that
 
-    def restart(self, settings: Settings | None = None) -> "Bench":
-        """Ends this relay at once, with nothing said to either side, and gives one on the same journal."""
-        self.end()
-        return Bench(self.path, settings or HANDSHAKE_NAMES)
+    def restart(self, settings: Settings | None = None, *, workflow_id: str | None = "w") -> "Bench":
+        """Ends the last relay at once, with nothing said to either side, and gives one on the same journal."""
+        self._lives[-1].end()
+        self._lives.append(Bench(self.path, settings or self._lives[-1].settings, workflow_id=workflow_id))
+        self._lives[-1]._lives = self._lives
+        return self._lives[-1]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Sequence, attempt and status of every attempt, as any program can read them."""
@@ -199,6 +224,16 @@ class Bench:
 
     def statuses(self) -> list[str]:
         return [status for _, _, status in self.rows()]
+
+    def places(self) -> list[tuple[Any, ...]]:
+        """Workflow, sequence, attempt and tool of every attempt."""
+        return self.select("SELECT workflow_id, sequence, attempt, tool_name FROM attempts ORDER BY id")
+
+    def select(self, query: str) -> list[tuple[Any, ...]]:
+        """What any program reads from the journal."""
+        assert self.path is not None
+        with read_only(self.path) as database:
+            return database.execute(query).fetchall()
 
 
 @contextlib.contextmanager
@@ -216,13 +251,54 @@ def database_held(path: Path) -> Iterator[None]:
         database.execute("ROLLBACK")
 
 
+def resolve(
+    path: Path,
+    sequence: int,
+    status: str,
+    text: str = "settled",
+    *,
+    workflow_id: str = "w",
+    attempt: int | None = None,
+) -> None:
+    """What `journal resolve` puts on record for an attempt, else for the newest; nobody may own the journal then."""
+    lock = Lock(Files(str(path)).lock)
+    assert lock.take()
+    bodies = {
+        "COMPLETED": (_json({"content": [{"type": "text", "text": text}]}), None),
+        "FAILED": (
+            None,
+            _json({"code": 31007, "message": text, "data": {"checkpoint": {"reason": "resolved_failed"}}}),
+        ),
+        "NOT_EXECUTED": (None, None),
+    }
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        query = "SELECT max(id) FROM dispatches WHERE workflow_id = ? AND sequence = ? AND ? IN (attempt, 0)"
+        [dispatch] = database.execute(query, (workflow_id, sequence, attempt or 0)).fetchone()
+        database.execute(
+            "INSERT INTO decisions (dispatch, status, decided_at, reason, result, error) VALUES (?, ?, ?, '', ?, ?)",
+            (dispatch, status, NOW_MS, *bodies[status]),
+        )
+        database.execute(
+            "INSERT INTO doubts (dispatch, cause, noted_at, is_open) VALUES (?, 'relay_lost', ?, 0)"
+            " ON CONFLICT DO UPDATE SET is_open = 0",
+            (dispatch, NOW_MS),
+        )
+        database.execute("COMMIT")
+    lock.give_back()
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 def spoil(path: Path) -> None:
     """Makes the next write fail: the journal's file is another one now."""
     path.rename(path.with_suffix(".away"))
 
 
 def line(message: Any) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
+    return _json(message) + b"\n"
 
 
 def call(
@@ -263,6 +339,13 @@ def result(request_id: Any = 1, text: str = "ok", **more: Any) -> bytes:
 def failure(request_id: Any, code: int, message: str, data: Any = None) -> bytes:
     error = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return line({"jsonrpc": "2.0", "id": request_id, "error": error})
+
+
+def text_of(*lines: bytes) -> str:
+    """The text of the one result that was answered."""
+    assert len(lines) == 1, lines
+    text: str = json.loads(lines[0])["result"]["content"][0]["text"]
+    return text
 
 
 def error_of(*lines: bytes) -> dict[str, Any]:

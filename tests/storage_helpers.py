@@ -16,7 +16,8 @@ from typing import Final
 
 import pytest
 
-from journal import Answered, Cause, Dispatched, Doubted, Entry, Journal, Status
+from journal import Journal
+from states import Answered, Cause, Dispatched, Doubted, Entry, Status
 from storage import Files
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -74,9 +75,23 @@ def an_entry(
     )
 
 
+def draft(journal: Journal, entry: Entry) -> Entry:
+    """Claims a place for a call."""
+    return journal.draft(
+        *entry.place,
+        entry.attempt,
+        entry.tool_name,
+        entry.signature,
+        entry.arguments,
+        started_at=entry.started_at,
+        call_id=entry.call_id,
+        is_modern=entry.is_modern,
+    )
+
+
 def dispatch(journal: Journal, *entries: Entry) -> list[Entry]:
     """Puts calls on record, in one commit."""
-    drafted = [journal.draft(entry) for entry in entries]
+    drafted = [draft(journal, entry) for entry in entries]
     journal.append([Dispatched(entry) for entry in drafted])
     return drafted
 

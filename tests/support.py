@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Final, Self
+
+import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 TESTS: Final = Path(__file__).resolve().parent
@@ -46,6 +49,18 @@ def upstream_words(ledger: Path, *modes: str) -> list[str]:
 def relay_words(*flags: str | Path, upstream: Sequence[str]) -> list[str]:
     """The command of a relay in front of an upstream, started as users start a checkout."""
     return [sys.executable, str(ROOT), *map(str, flags), "--", *upstream]
+
+
+def node_server(name: str) -> list[str]:
+    """The command of one of the reference servers, `@modelcontextprotocol/server-…`; skips the test without it."""
+    node = shutil.which("node")
+    modules = Path(os.environ.get("CHECKPOINT_NODE_MODULES") or ROOT / "node_modules")
+    program = modules / ".bin" / f"mcp-server-{name}"
+    if node is None:
+        pytest.skip("node is not installed")
+    if not program.exists():
+        pytest.skip(f"@modelcontextprotocol/server-{name} is not in {modules}; .ci/run installs it")
+    return [node, str(program)]
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
@@ -114,6 +129,14 @@ def process_state(pid: int) -> str:
 def is_running(pid: int) -> bool:
     """Whether a process exists and has not ended. Where process 1 reaps nobody, zombies stay for ever."""
     return process_state(pid) not in ("", "Z", "X")
+
+
+def watches_stdin(pid: int) -> bool:
+    """Whether a process polls its descriptor 0."""
+    return any(
+        "tfd:        0 " in (Path(f"/proc/{pid}/fdinfo") / fd).read_text("utf-8")
+        for fd in os.listdir(f"/proc/{pid}/fdinfo")
+    )
 
 
 def children_of(pid: int) -> list[int]:

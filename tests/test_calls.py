@@ -23,9 +23,9 @@ from memory import (
     spoil,
 )
 
-from journal import Cause, Entry, Journal, Status
-from places import MAX_SEQUENCE
-from relay import Settings
+from journal import Journal
+from settings import Settings
+from states import MAX_SEQUENCE, Cause, Entry, Status
 from storage import Files, Lock
 
 
@@ -176,7 +176,7 @@ def test_another_call_diverges_from_whatever_is_on_record(bench: Bench, end: str
     if end == "failed":
         bench.answer(failure(1, 1, "no"))
     elif end == "not sent":
-        bench.unread = bench.up.taken_bytes
+        bench.up.unread = bench.up.taken_bytes
         lose_upstream(bench)
         bench = bench.restart()
     elif end == "input":
@@ -443,15 +443,6 @@ def test_an_error_that_asks_for_a_visit_is_no_outcome(bench: Bench, data: Any) -
 def test_the_same_error_without_elicitations_is_an_outcome(bench: Bench) -> None:
     bench.call(call(1), failure(1, -32042, "go there", {"elicitations": {}}))
     assert bench.statuses() == ["FAILED"]
-
-
-@pytest.mark.parametrize("more", [{"requestState": "s"}, {"inputResponses": {}}])
-def test_a_further_leg_without_a_pin_is_refused(bench: Bench, more: dict[str, Any]) -> None:
-    error = bench.error(call(1, is_modern=True, **more))
-    assert (error["code"], error["facts"]["reason"]) == (-32602, "invalid_meta")
-    assert "a further leg needs _meta.checkpoint_seq in this version" in error["message"]
-    assert bench.up.lines == []
-    assert bench.relay.is_idle
 
 
 HANDSHAKE_TASK: Final = line({"jsonrpc": "2.0", "id": 1, "result": {"task": {"taskId": "x", "status": "working"}}})
@@ -764,7 +755,7 @@ def test_calls_are_in_doubt_or_not_sent_by_what_upstream_has_read(bench: Bench) 
     bench.call(call(1, seq=1), result(1))
     bench.ask(call(2, seq=2), call(3, seq=3))
     bench.ask(call(4, seq=4))
-    bench.unread = len(call(4, seq=4)) + len(call(3, seq=3)) - 1
+    bench.up.unread = len(call(4, seq=4)) + len(call(3, seq=3)) - 1
     assert reasons(lose_upstream(bench)) == [(2, "in_doubt"), (3, "in_doubt"), (4, "upstream_lost")]
     assert bench.rows() == [(1, 1, "COMPLETED"), (2, 1, "IN_DOUBT"), (3, 1, "IN_DOUBT"), (4, 1, "NOT_SENT")]
     assert bench.relay.has_left_doubt
@@ -778,7 +769,7 @@ def test_calls_are_in_doubt_or_not_sent_by_what_upstream_has_read(bench: Bench) 
 def test_what_never_left_our_queue_was_not_sent(bench: Bench) -> None:
     bench.up.is_full = True
     bench.ask(call(1), call(2))
-    bench.unread = None  # the system does not tell
+    bench.up.unread = None  # the system does not tell
     assert reasons(lose_upstream(bench)) == [(1, "upstream_lost"), (2, "upstream_lost")]
     assert bench.statuses() == ["NOT_SENT", "NOT_SENT"]
     assert not bench.relay.has_left_doubt
@@ -786,7 +777,7 @@ def test_what_never_left_our_queue_was_not_sent(bench: Bench) -> None:
 
 def test_where_the_system_does_not_tell_what_was_read_all_that_left_is_in_doubt(bench: Bench) -> None:
     bench.ask(call(1))
-    bench.unread = None
+    bench.up.unread = None
     assert reasons(lose_upstream(bench, Cause.RELAY_LOST)) == [(1, "in_doubt")]
     assert bench.statuses() == ["IN_DOUBT"]
 
@@ -832,7 +823,7 @@ def test_at_upstreams_end_doubts_wait_for_the_database(bench: Bench, path: Path,
 def test_doubts_that_cannot_be_written_at_upstreams_end_are_told(bench: Bench, path: Path) -> None:
     bench.ask(call(1))
     bench.ask(call(2))
-    bench.unread = len(call(2))
+    bench.up.unread = len(call(2))
     spoil(path)
     assert reasons(lose_upstream(bench)) == [(1, "in_doubt"), (2, "upstream_lost")]
     assert bench.relay.has_left_doubt

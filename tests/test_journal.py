@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import journal
 import wire
-from journal import DECISIONS, Action, Cause, Entry, Status, blocking_doubt, decide, status_of_answer, storable
+from states import DECISIONS, Action, Cause, Entry, Status, blocking_doubt, decide, status_of_answer, storable
 
 prop: Final = settings(derandomize=True, deadline=None, max_examples=150)
 
@@ -226,9 +225,3 @@ def test_a_member_that_was_too_deep_to_read_settles_a_call_all_the_same() -> Non
     assert read is not None
     status = status_of_answer(True, read.answers[0].members, is_modern=False, is_stdin_closed=False)
     assert status is Status.FAILED
-
-
-def test_the_last_place_of_a_workflow_is_the_same_in_every_module() -> None:
-    import places
-
-    assert places.MAX_SEQUENCE == journal.MAX_SEQUENCE == 2**53 - 1

@@ -40,6 +40,7 @@ from support import (
     text_of,
     until,
     upstream_words,
+    watches_stdin,
 )
 
 # What a client gives us after it closed our stdin and before it kills us; the machine may be busy, so tests that count
@@ -208,14 +209,6 @@ def refused_by_now(client: Client) -> bool:
 
 
 # --------------------------------------------------------------------------------------------------------- the drain
-
-
-def watches_stdin(pid: int) -> bool:
-    """Whether a process polls its descriptor 0."""
-    return any(
-        "tfd:        0 " in (Path(f"/proc/{pid}/fdinfo") / fd).read_text("utf-8")
-        for fd in os.listdir(f"/proc/{pid}/fdinfo")
-    )
 
 
 def test_calls_under_way_are_answered_after_the_client_closed_our_stdin(journal: Path, ledger: Path) -> None:

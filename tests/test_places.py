@@ -9,7 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import wire
-from places import MAX_SEQUENCE, META_SCHEMA, SEQUENCE_KEY, WORKFLOW_KEY, Pin, PinError, is_workflow_id, read_pin
+from places import META_SCHEMA, SEQUENCE_KEY, WORKFLOW_KEY, Pin, PinError, is_workflow_id, read_pin
+from states import MAX_SEQUENCE
 
 prop: Final = settings(derandomize=True, deadline=None, max_examples=200)
 VALIDATOR: Final = jsonschema.Draft202012Validator(META_SCHEMA)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from checkpoint import EXIT_CODES, build_parser
-from journal import DECISIONS, Action, Status
 from refusals import CODES, Reason
+from states import DECISIONS, Action, Status
 from turn import CrashDrill
 
 ROOT = Path(__file__).resolve().parent.parent

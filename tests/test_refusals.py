@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from journal import Cause, Entry, Status
 from refusals import CODES, Reason, Refusals
+from states import Cause, Entry, Status
 
 prop: Final = settings(derandomize=True, deadline=None, max_examples=200)
 
@@ -284,3 +284,12 @@ def test_every_pointer_names_a_difference_and_equal_arguments_have_none(recorded
             except LookupError:
                 sides.append("absent")
         assert sides[0] != sides[1]
+
+
+def test_a_refusal_for_a_pruned_place_says_so_and_names_the_call_that_came() -> None:
+    entry = Entry(0, "w", 3, 0, "", "", None, Status.PRUNED)
+    line = Refusals("/j.db", ["checkpoint"], hides_arguments=False).line(b"1", Reason.DIVERGED, tool="t", entry=entry)
+    error = json.loads(line)["error"]
+    facts = error["data"]["checkpoint"]
+    assert (facts["cause"], facts["status"], facts["tool"], facts["started_at"]) == ("pruned", "PRUNED", "t", None)
+    assert "t (sequence 3 of workflow w)" in error["message"]

@@ -24,8 +24,9 @@ from memory import (
     result,
 )
 
-from journal import Cause
-from relay import HIGH_WATER_BYTES, Settings
+from relay import HIGH_WATER_BYTES
+from settings import Settings
+from states import Cause
 
 ODD_DOWNSTREAM: Final = [
     b'{ "jsonrpc" : "2.0" ,"id": 1.50e1, "method":"x/unknown","params":{"n":1E400,"m":-0.0,"z":9007199254740993}}\n',
@@ -745,6 +746,7 @@ def test_the_default_settings_are_the_documented_ones() -> None:
 def test_nothing_is_sent_to_an_upstream_that_closed_one_of_its_pipes(bench: Bench) -> None:
     bench.ask(call(1))
     bench.relay.upstream_is_mute()
-    assert reasons(bench.ask(call(2), request("ping", 3))) == [(2, "upstream_lost"), (3, "upstream_lost")]
+    assert bench.ask(call(2, seq=2), request("ping", 3)) == []
     assert bench.up.lines == [call(1)]
-    assert bench.statuses() == ["PENDING"]
+    assert reasons(lose_upstream(bench)) == [(3, "upstream_lost"), (1, "in_doubt"), (2, "upstream_lost")]
+    assert bench.statuses() == ["IN_DOUBT", "NOT_SENT"]

@@ -5,7 +5,6 @@ looked for in $CHECKPOINT_NODE_MODULES, else in node_modules here; its tests are
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import anyio
 import pytest
 from mcp import Client, MCPError, StdioServerParameters
 from mcp_types import RequestParamsMeta
-from support import ROOT, rows
+from support import ROOT, node_server, rows
 
 DEADLINE_S: Final = 60
 AS_THE_SERVER: Final = ("--name", "", "--version", "")  # the only thing that differs from a direct connection
@@ -90,14 +89,7 @@ def time_server() -> list[str]:
 
 
 def filesystem_server(folder: Path) -> list[str]:
-    node = shutil.which("node")
-    modules = Path(os.environ.get("CHECKPOINT_NODE_MODULES") or ROOT / "node_modules")
-    program = modules / ".bin" / "mcp-server-filesystem"
-    if node is None:
-        pytest.skip("node is not installed")
-    if not program.exists():
-        pytest.skip(f"@modelcontextprotocol/server-filesystem is not in {modules}; .ci/run installs it")
-    return [node, str(program), str(folder)]
+    return [*node_server("filesystem"), str(folder)]
 
 
 # -------------------------------------------------------------------------------------------------------- transparency

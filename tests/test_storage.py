@@ -27,6 +27,7 @@ from storage_helpers import (
     contents,
     dispatch,
     doubt,
+    draft,
     open_journal,
     owned,
     powerless,
@@ -39,20 +40,14 @@ from storage_helpers import (
 
 import journal as journal_module
 import storage
-from journal import (
-    QUERIES,
-    Answered,
-    Cause,
-    Dispatched,
-    Doubted,
-    Journal,
-    JournalBusy,
-    JournalFailed,
-    Status,
-)
+from journal import Journal, JournalBusy, JournalFailed
+from records import QUERIES
+from states import MAX_SEQUENCE, Answered, Cause, Dispatched, Doubted, Status
 from storage import APPLICATION_ID, FORMAT, Files, JournalError, Lock
 
 PAGE: Final = 4096
+OUTCOME: Final = "INSERT INTO outcomes (dispatch, status, completed_at, result, error) VALUES "
+DECISION: Final = "INSERT INTO decisions (dispatch, status, decided_at, reason, result, error) VALUES "
 
 
 @pytest.fixture
@@ -460,7 +455,10 @@ def test_every_table_is_strict(finished: Path) -> None:
     tables = rows(
         finished, "SELECT name, strict FROM pragma_table_list WHERE type = 'table' AND name NOT LIKE 'sqlite%'"
     )
-    assert {name for name, _ in tables} == {"journal", "owners", "dispatches", "outcomes", "doubts", "decisions"}
+    assert {name for name, _ in tables} == {
+        *("journal", "owners", "dispatches", "outcomes", "doubts", "decisions"),
+        *("tasks", "deliveries", "forks", "prunings"),
+    }
     assert all(strict for _, strict in tables)
 
 
@@ -482,13 +480,13 @@ def test_the_constraints_of_the_tables_name_what_the_enums_name(finished: Path) 
 
 
 IMPOSSIBLE: Final = {
-    "an outcome without a dispatch": "INSERT INTO outcomes VALUES (99, 'COMPLETED', 1, x'7b7d', NULL)",
-    "a second outcome": "INSERT INTO outcomes VALUES (1, 'FAILED', 1, NULL, x'7b7d')",
-    "an outcome that is two": "INSERT INTO outcomes VALUES (4, 'COMPLETED', 1, x'7b7d', x'7b7d')",
-    "an outcome that says nothing": "INSERT INTO outcomes VALUES (4, 'COMPLETED', 1, NULL, NULL)",
-    "an answer to what was not sent": "INSERT INTO outcomes VALUES (4, 'NOT_SENT', 1, x'7b7d', NULL)",
-    "an outcome that is none": "INSERT INTO outcomes VALUES (4, 'PENDING', 1, x'7b7d', NULL)",
-    "a result that is text": "INSERT INTO outcomes VALUES (4, 'COMPLETED', 1, '{}', NULL)",
+    "an outcome without a dispatch": OUTCOME + "(99, 'COMPLETED', 1, x'7b7d', NULL)",
+    "a second outcome": OUTCOME + "(1, 'FAILED', 1, NULL, x'7b7d')",
+    "an outcome that is two": OUTCOME + "(4, 'COMPLETED', 1, x'7b7d', x'7b7d')",
+    "an outcome that says nothing": OUTCOME + "(4, 'COMPLETED', 1, NULL, NULL)",
+    "an answer to what was not sent": OUTCOME + "(4, 'NOT_SENT', 1, x'7b7d', NULL)",
+    "an outcome that is none": OUTCOME + "(4, 'PENDING', 1, x'7b7d', NULL)",
+    "a result that is text": OUTCOME + "(4, 'COMPLETED', 1, '{}', NULL)",
     "a second dispatch of an attempt": "INSERT INTO dispatches"
     " SELECT 99, workflow_id, sequence, attempt, epoch, 1, tool_name, call_signature, call_id, era, started_at, NULL"
     " FROM dispatches WHERE id = 1",
@@ -499,8 +497,8 @@ IMPOSSIBLE: Final = {
     "a dispatch of nobody's": "UPDATE dispatches SET epoch = 77 WHERE id = 1",
     "a doubt about nothing": "INSERT INTO doubts VALUES (99, 'timeout', 1, 1)",
     "a doubt for no cause": "INSERT INTO doubts VALUES (4, 'whim', 1, 1)",
-    "a decision about nothing": "INSERT INTO decisions VALUES (99, 'NOT_EXECUTED', 1, 'why', NULL, NULL)",
-    "a decision without a reason": "INSERT INTO decisions VALUES (4, 'NOT_EXECUTED', 1, NULL, NULL, NULL)",
+    "a decision about nothing": DECISION + "(99, 'NOT_EXECUTED', 1, 'why', NULL, NULL)",
+    "a decision without a reason": DECISION + "(4, 'NOT_EXECUTED', 1, NULL, NULL, NULL)",
 }
 
 
@@ -522,7 +520,7 @@ def test_a_second_outcome_stops_the_journal_and_leaves_the_first(path: Path) -> 
 
 def test_facts_that_stand_together_are_on_record_together_or_not_at_all(path: Path) -> None:
     journal = taken(path)
-    good, bad = journal.draft(an_entry(1)), journal.draft(an_entry(2))
+    good, bad = draft(journal, an_entry(1)), draft(journal, an_entry(2))
     with pytest.raises(JournalFailed):
         journal.append([Dispatched(good), Dispatched(bad), Dispatched(bad)])
     assert rows(path) == []
@@ -533,7 +531,7 @@ def test_facts_that_stand_together_are_on_record_together_or_not_at_all(path: Pa
 
 def test_a_fact_that_cannot_be_written_down_leaves_no_transaction_open(path: Path) -> None:
     with owned(path) as journal:
-        bad = replace(journal.draft(an_entry(1)), signature="\ud800")
+        bad = replace(draft(journal, an_entry(1)), signature="\ud800")
         with pytest.raises(UnicodeEncodeError):
             journal.append([Dispatched(bad)])
         journal.withdraw(bad)
@@ -601,10 +599,10 @@ def test_a_name_that_no_file_can_hold_is_written_as_an_escape(path: Path) -> Non
 def test_what_was_drafted_and_withdrawn_leaves_no_trace_and_frees_its_place(path: Path) -> None:
     with owned(path) as journal:
         completed(journal, 1)
-        drafted = journal.draft(an_entry(2))
+        drafted = draft(journal, an_entry(2))
         assert journal.entry(WORKFLOW, 2) == drafted
         assert journal.last_sequence(WORKFLOW) == 2
-        later = journal.draft(an_entry(5))
+        later = draft(journal, an_entry(5))
         journal.withdraw(drafted)
         assert journal.entry(WORKFLOW, 2) is None
         assert journal.last_sequence(WORKFLOW) == 5
@@ -616,11 +614,11 @@ def test_what_was_drafted_and_withdrawn_leaves_no_trace_and_frees_its_place(path
 
 def test_a_workflow_that_is_full_is_told_so_and_harms_no_other(path: Path) -> None:
     with owned(path) as journal:
-        completed(journal, journal_module.MAX_SEQUENCE)
+        completed(journal, MAX_SEQUENCE)
         with pytest.raises(JournalError, match="has no place after 9007199254740991") as raised:
-            journal.draft(an_entry(journal.last_sequence(WORKFLOW) + 1))
+            draft(journal, an_entry(journal.last_sequence(WORKFLOW) + 1))
         assert not isinstance(raised.value, JournalFailed)
-        assert journal.entry(WORKFLOW, journal_module.MAX_SEQUENCE + 1) is None
+        assert journal.entry(WORKFLOW, MAX_SEQUENCE + 1) is None
         answer(journal, *dispatch(journal, an_entry(1, workflow_id="other")))
 
 
@@ -648,14 +646,14 @@ def test_a_finished_call_is_the_same_after_a_restart(path: Path) -> None:
     "status", [Status.COMPLETED, Status.INPUT_REQUIRED, Status.TASK, Status.FAILED, Status.NOT_SENT]
 )
 def test_what_was_answered_is_what_is_on_record(status: Status, path: Path) -> None:
-    bodies: dict[str, bytes] = {Status.FAILED: {"error": b"{}"}, Status.NOT_SENT: {}}.get(status, {"result": b"{}"})
+    bodies: dict[str, Any] = {Status.FAILED: {"error": b"{}"}, Status.NOT_SENT: {}}.get(status, {"result": b"{}"})
     with owned(path) as journal:
         (entry,) = dispatch(journal, an_entry(1))
         journal.append([Answered(entry, status, NOW_MS, **bodies)])
         live = journal.entry(WORKFLOW, 1)
         assert live is not None
         assert live.status is status
-        assert journal.doubts(WORKFLOW) == []
+        assert journal.doubts() == []
     assert rows(path) == [(1, status)]
 
 
@@ -664,13 +662,12 @@ def test_a_call_of_this_process_is_pending_for_it_and_in_doubt_for_the_next(path
         (entry,) = dispatch(journal, an_entry(1))
         assert journal.entry(WORKFLOW, 1) == entry
         assert entry.status is Status.PENDING
-        assert journal.doubts(WORKFLOW) == []
+        assert journal.doubts() == []
         assert rows(path) == [(1, "PENDING")]
     with owned(path) as journal:
         lost = replace(entry, status=Status.IN_DOUBT, cause=Cause.RELAY_LOST)
         assert journal.entry(WORKFLOW, 1) == lost
-        assert journal.doubts(WORKFLOW) == [lost]
-        assert journal.doubts("other") == []
+        assert journal.doubts() == [lost]
 
 
 def test_the_newest_attempt_speaks_for_its_place(path: Path) -> None:
@@ -693,9 +690,9 @@ def test_a_doubt_keeps_its_cause(cause: Cause, path: Path) -> None:
         (entry,) = dispatch(journal, an_entry(1))
         doubt(journal, entry, cause)
         doubted = replace(entry, status=Status.IN_DOUBT, cause=cause)
-        assert journal.doubts(WORKFLOW) == [doubted] == [journal.entry(WORKFLOW, 1)]
+        assert journal.doubts() == [doubted] == [journal.entry(WORKFLOW, 1)]
     with owned(path) as journal:
-        assert journal.doubts(WORKFLOW) == [doubted] == [journal.entry(WORKFLOW, 1)]
+        assert journal.doubts() == [doubted] == [journal.entry(WORKFLOW, 1)]
 
 
 def test_the_first_cause_of_a_doubt_stands(path: Path) -> None:
@@ -703,9 +700,9 @@ def test_the_first_cause_of_a_doubt_stands(path: Path) -> None:
         (entry,) = dispatch(journal, an_entry(1))
         doubt(journal, entry, Cause.CANCELLED)
         doubt(journal, entry, Cause.UPSTREAM_LOST)
-        assert [found.cause for found in journal.doubts(WORKFLOW)] == [Cause.CANCELLED]
+        assert [found.cause for found in journal.doubts()] == [Cause.CANCELLED]
     with owned(path) as journal:
-        assert [found.cause for found in journal.doubts(WORKFLOW)] == [Cause.CANCELLED]
+        assert [found.cause for found in journal.doubts()] == [Cause.CANCELLED]
 
 
 def in_two_commits(journal: Journal, facts: list[Any]) -> None:
@@ -729,12 +726,12 @@ def test_an_answer_ends_a_doubt_for_this_process_and_for_the_next(
     with owned(path) as journal:
         (entry,) = dispatch(journal, an_entry(1))
         append(journal, [Doubted(entry, Cause.CANCELLED, NOW_MS), Answered(entry, Status.COMPLETED, NOW_MS, b"{}")])
-        assert journal.doubts(WORKFLOW) == []
+        assert journal.doubts() == []
         found = journal.entry(WORKFLOW, 1)
         assert found is not None
         assert found.status is Status.COMPLETED
     with owned(path) as journal:
-        assert journal.doubts(WORKFLOW) == []
+        assert journal.doubts() == []
     assert rows(path, "SELECT is_open FROM doubts") in ([(0,)], [])  # what every later start has to look at
 
 
@@ -742,9 +739,12 @@ def test_a_doubt_that_an_operator_settled_blocks_nothing_more(path: Path) -> Non
     with owned(path) as journal:
         for entry in dispatch(journal, an_entry(1), an_entry(2)):
             doubt(journal, entry)
-    change(path, "INSERT INTO decisions VALUES (1, 'NOT_EXECUTED', 5, 'looked', NULL, NULL)")
+    change(
+        path,
+        DECISION + "(1, 'NOT_EXECUTED', 5, 'looked', NULL, NULL)",
+    )
     with owned(path) as journal:
-        assert [found.sequence for found in journal.doubts(WORKFLOW)] == [2]
+        assert [found.sequence for found in journal.doubts()] == [2]
         found = journal.entry(WORKFLOW, 1)
         assert found is not None
         assert found.status is Status.NOT_EXECUTED
@@ -775,8 +775,14 @@ def test_the_view_tells_the_whole_story_while_the_journal_is_open(path: Path) ->
             ]
         )
         database = database_of(journal)  # as the journal's resolve will write them
-        database.execute("INSERT INTO decisions VALUES (?, 'COMPLETED', 77, 'seen', x'7b7d', NULL)", (settled.id,))
-        database.execute("INSERT INTO decisions VALUES (?, 'FAILED', 78, 'gone', NULL, x'7b7d')", (refuted.id,))
+        database.execute(
+            DECISION + "(?, 'COMPLETED', 77, 'seen', x'7b7d', NULL)",
+            (settled.id,),
+        )
+        database.execute(
+            DECISION + "(?, 'FAILED', 78, 'gone', NULL, x'7b7d')",
+            (refuted.id,),
+        )
         seen = rows(path, f"SELECT {COLUMNS} FROM calls ORDER BY sequence")  # noqa: S608  # names of ours
         causes = rows(path, "SELECT sequence, cause FROM calls WHERE cause IS NOT NULL")
     head = (WORKFLOW, 1, 1, "t", "s" * 64)
@@ -798,7 +804,8 @@ def test_a_decision_stands_above_what_upstream_said(path: Path) -> None:
     with owned(path) as journal:
         (entry,) = completed(journal, 1)
         database_of(journal).execute(
-            "INSERT INTO decisions VALUES (?, 'NOT_EXECUTED', 5, 'r', NULL, NULL)", (entry.id,)
+            DECISION + "(?, 'NOT_EXECUTED', 5, 'r', NULL, NULL)",
+            (entry.id,),
         )
         found = journal.entry(WORKFLOW, 1)
     assert found is not None
@@ -865,7 +872,7 @@ def test_a_second_process_waits_for_the_first_and_says_who_it_is(path: Path) -> 
         owner.kill()
         owner.wait()
         assert journal.take()
-        assert [entry.sequence for entry in journal.doubts(WORKFLOW)] == [1]
+        assert [entry.sequence for entry in journal.doubts()] == [1]
         journal.close()
 
 
@@ -879,7 +886,7 @@ def test_a_process_that_has_only_read_gives_the_journal_back(finished: Path) -> 
 
 def test_a_process_that_has_drafted_or_dispatched_keeps_the_journal(finished: Path) -> None:
     with owned(finished) as journal:
-        drafted = journal.draft(an_entry(4))
+        drafted = draft(journal, an_entry(4))
         journal.give_back()
         assert journal.is_owned
         journal.append([Dispatched(drafted)])
@@ -897,7 +904,7 @@ def test_what_another_process_wrote_meanwhile_is_read_when_the_journal_is_taken_
     run_child("leave_open", finished, 4, 5, "4")
     assert journal.take()
     assert journal.last_sequence(WORKFLOW) == 5
-    assert [entry.sequence for entry in journal.doubts(WORKFLOW)] == [5]
+    assert [entry.sequence for entry in journal.doubts()] == [5]
     (entry,) = dispatch(journal, an_entry(6))
     journal.close()
     assert rows(finished, "SELECT max(id), count(*) FROM dispatches") == [(entry.id, 6)]
@@ -920,9 +927,9 @@ def test_the_first_dispatch_puts_on_record_what_was_left_open_together_with_the_
     run_child("leave_open", path, 1, 4, "2,3")
     with owned(path) as journal:
         assert rows(path, "SELECT dispatch FROM doubts") == []
-        assert [entry.sequence for entry in journal.doubts(WORKFLOW)] == [1, 4]
+        assert [entry.sequence for entry in journal.doubts()] == [1, 4]
         change_in_one = rows(path, "SELECT max(epoch) FROM owners")
-        entry = journal.draft(an_entry(5))
+        entry = draft(journal, an_entry(5))
         with pytest.raises(JournalBusy), blocking(path):
             journal.append([Dispatched(entry)])
         assert rows(path, "SELECT dispatch FROM doubts") == []
@@ -938,8 +945,8 @@ def test_doubt_outlives_every_later_owner_until_somebody_settles_it(path: Path) 
     for more in range(3, 7):
         run_child("leave_open", path, more, more, str(more) if more % 2 else "")
     with owned(path) as journal:
-        assert [entry.sequence for entry in journal.doubts(WORKFLOW)] == [1, 4, 6]
-        assert {entry.cause for entry in journal.doubts(WORKFLOW)} == {Cause.RELAY_LOST}
+        assert [entry.sequence for entry in journal.doubts()] == [1, 4, 6]
+        assert {entry.cause for entry in journal.doubts()} == {Cause.RELAY_LOST}
 
 
 def steps_of_take(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -959,7 +966,7 @@ def steps_of_take(path: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     with monkeypatch.context() as patched:
         patched.setattr(journal_module, "connect_owner", connect)
         with owned(path) as journal:
-            assert [entry.sequence for entry in journal.doubts(WORKFLOW)] == [1, 2]
+            assert [entry.sequence for entry in journal.doubts()] == [1, 2]
             journal.entry(WORKFLOW, 3)
             journal.last_sequence(WORKFLOW)
     return steps
@@ -984,16 +991,17 @@ def test_a_call_that_stays_open_is_found_behind_any_number_of_finished_ones(path
         for start in range(2, 400, 100):
             completed(journal, *range(start, start + 100))
     with owned(path) as journal:
-        assert [entry.sequence for entry in journal.doubts(WORKFLOW)] == [1]
+        assert [entry.sequence for entry in journal.doubts()] == [1]
 
 
 @pytest.mark.parametrize("query", QUERIES)
 def test_no_query_walks_through_the_journal(query: str, finished: Path) -> None:
-    bound = (WORKFLOW, 1)[: query.count("?")]
+    bound = (WORKFLOW, *[1] * query.count("?"))[: query.count("?")]
     with contextlib.closing(sqlite3.connect(finished)) as database:
         plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {query}", bound)]
     scans = [line for line in plan if line.startswith("SCAN") and line != "SCAN CONSTANT ROW"]
-    allowed = {"SCAN doubts USING INDEX open_doubts"}  # the open ones only
+    # Only the open doubts, and the answers that asked for input, which takes a person each time.
+    allowed = {"SCAN doubts USING INDEX open_doubts", "SCAN outcomes USING INDEX interim"}
     if "settled_below" in query:
         allowed.add("SCAN dispatches")  # backwards, and one row of it: see the test above
     assert set(scans) <= allowed, plan
@@ -1007,7 +1015,7 @@ def test_a_second_writer_is_noticed_before_anything_is_acknowledged(path: Path) 
         dispatch(journal, an_entry(2))
     assert rows(path) == [(1, "COMPLETED")]
     with pytest.raises(JournalFailed):
-        journal.draft(an_entry(3))
+        draft(journal, an_entry(3))
 
 
 def test_a_second_writer_is_noticed_by_a_process_that_has_not_dispatched_yet(finished: Path) -> None:
@@ -1106,7 +1114,7 @@ def test_a_file_that_is_not_what_it_was_is_noticed_before_anything_is_acknowledg
     journal = taken(path)
     if has_dispatched:
         completed(journal, 2)
-    entry = journal.draft(an_entry(9))
+    entry = draft(journal, an_entry(9))
     how(Path(f"{path}{suffix}"))
     after = files_of(folder)
     with pytest.raises(JournalFailed, match="it was moved, deleted or replaced while in use; put it back"):
@@ -1114,7 +1122,7 @@ def test_a_file_that_is_not_what_it_was_is_noticed_before_anything_is_acknowledg
     with pytest.raises(JournalFailed):
         journal.append([Dispatched(entry)])
     with pytest.raises(JournalFailed):
-        journal.draft(an_entry(10))
+        draft(journal, an_entry(10))
     if has_dispatched:  # replays of what is on record go on
         found = journal.entry(WORKFLOW, 1)
         assert found is not None
@@ -1202,7 +1210,7 @@ def blocking(path: Path, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Con
 def test_another_program_that_writes_is_only_waited_for(begin: str, path: Path) -> None:
     with owned(path) as journal:
         completed(journal, 1)
-        entry = journal.draft(an_entry(2))
+        entry = draft(journal, an_entry(2))
         with blocking(path, begin):
             for _ in range(2):
                 with pytest.raises(JournalBusy, match="locked"):
@@ -1287,7 +1295,7 @@ def test_the_log_is_written_out_once_after_the_first_answer_and_holds_nothing_ne
     with owned(path) as journal:
         (entry,) = dispatch(journal, an_entry(1))
         journal.tidy()
-        assert log.stat().st_size < 20 * PAGE  # no answer yet
+        assert log.stat().st_size < 60 * PAGE  # no answer yet
         answer(journal, entry)
         journal.tidy()
         size = log.stat().st_size
@@ -1303,7 +1311,7 @@ def test_the_log_is_written_out_once_after_the_first_answer_and_holds_nothing_ne
             os.system(f"cp '{path}{suffix}' '{copy}{suffix}'")  # what a kill would leave
     assert rows(path) == rows(copy)
     assert len(rows(copy)) == 39
-    assert path.stat().st_size < 20 * PAGE
+    assert path.stat().st_size < 60 * PAGE
 
 
 def test_a_kill_while_the_log_is_written_out_costs_nothing(path: Path, folder: Path) -> None:
@@ -1325,7 +1333,7 @@ def test_a_program_in_the_way_puts_the_writing_out_off(path: Path) -> None:
         with blocking(path), pytest.raises(JournalBusy):
             journal.tidy()
         assert journal.failure is None
-        assert Path(f"{path}-wal").stat().st_size < 20 * PAGE
+        assert Path(f"{path}-wal").stat().st_size < 60 * PAGE
         journal.tidy()
         assert Path(f"{path}-wal").stat().st_size > 240 * PAGE
 
@@ -1447,7 +1455,7 @@ def test_what_is_not_open_says_so(path: Path) -> None:
     for use in (
         lambda: journal.entry(WORKFLOW, 1),
         lambda: journal.last_sequence(WORKFLOW),
-        lambda: journal.draft(an_entry(1)),
+        lambda: draft(journal, an_entry(1)),
         lambda: journal.append([]),
     ):
         with pytest.raises(JournalFailed, match=r"^the journal is not open$"):

@@ -23,7 +23,8 @@ from memory import (
     result,
 )
 
-from journal import Answered, Cause, Dispatched, Doubted, Entry, Fact, Journal, JournalFailed, Status
+from journal import Journal, JournalFailed
+from states import Answered, Cause, Dispatched, Doubted, Entry, Fact, Status
 from storage import Files, JournalError
 from turn import RETRY_S, WAIT_S, CrashDrill, Lane, Slot, Turn
 
@@ -124,7 +125,7 @@ class Desk:
         self.changes += 1
 
     def draft(self, sequence: int) -> Entry:
-        return self.journal.draft(Entry(0, "w", sequence, 1, "t", "s", None, Status.PENDING))
+        return self.journal.draft("w", sequence, 1, "t", "s", None, started_at=0)
 
     def hold(self, name: str, facts: Sequence[Fact], *, is_up: bool = True) -> Slot:
         def on_disk(slot: Slot) -> None:
