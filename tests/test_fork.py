@@ -362,6 +362,8 @@ def test_a_call_that_begins_a_branch_and_is_given_up_before_its_row_is_written_l
     assert again.relay.is_idle
     if way != "upstream lost":
         assert replayed(again, 2, "b") == "b"
+        again.ask(call(2, "x", seq=2))
+        assert branches(again) == [("w~1", "w", 2)], "its name is free too"
 
 
 def test_a_branch_is_in_one_commit_with_its_first_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,6 +266,15 @@ def test_matched_does_not_take_a_row_that_a_pin_took() -> None:
     assert walk(shelf, progress, Ask("t", "a", 1), A) == [(Via.PIN, 1), (Via.MATCHED, 2)]
 
 
+def test_matched_does_not_look_again_at_what_it_has_used() -> None:
+    shelf, progress = Shelf(*map(entry, range(1, 50))), fresh(Unpinned.MATCHED)
+    looked: list[int] = []
+    with_signature = shelf.with_signature
+    shelf.with_signature = lambda *values, **more: (looked.append(values[2]), with_signature(*values, **more))[1]  # type: ignore[method-assign,func-returns-value]
+    walk(shelf, progress, *[A] * 49)
+    assert looked == list(range(49))
+
+
 def test_matched_looks_along_the_line_of_the_branch() -> None:
     shelf = Shelf(entry(2), entry(3), entry(4, workflow_id="w~1"))
     assert walk(shelf, fresh(Unpinned.MATCHED, FORKED), A, A, A) == [(Via.MATCHED, 2), (Via.MATCHED, 4), (Via.NEW, 5)]
