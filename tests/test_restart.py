@@ -592,9 +592,10 @@ def heard(ledger: Path) -> list[tuple[int, bytes]]:
 
 
 def kill_upstream(client: Client) -> int:
-    """SIGKILL to the upstream that runs now; its process id."""
+    """SIGKILL to the upstream that runs now; its process id. Until it is dead it may take bytes out of its pipe."""
     upstream = client.upstream_pid()
     os.kill(upstream, signal.SIGKILL)
+    until(lambda: not is_running(upstream), "upstream is dead")
     return upstream
 
 
@@ -895,7 +896,7 @@ def test_when_the_agent_is_killed_its_call_is_finished_and_nothing_is_left_behin
         agent.kill()
         assert all(is_running(pid) for pid in family)
         Path(f"{ledger}.go").touch()
-        until(lambda: not any(is_running(pid) for pid in family), "relay and upstream are gone", deadline_s=10)
+        until(lambda: not any(is_running(pid) for pid in family), "relay and upstream are gone")
     assert statuses(journal) == ["COMPLETED"]
     with relay(journal, ledger) as client:
         assert text_of(client.call("slow", {"n": 1}, seq=1)) == "effect 1"
