@@ -501,7 +501,9 @@ def _workflow_id(given: str | None) -> str | None:
         given = os.environ.get(variable, "")
         if not given:
             raise UsageError(f"{source} is unset or empty")
-    _check_workflow_id(given, source)
+    from branches import root_of
+
+    _check_workflow_id(root_of(given), source)  # it may name a branch; whether there is one, the journal knows
     return given
 
 
@@ -524,7 +526,9 @@ def _journal_path(path: str, workflow_id: str | None) -> str:
         raise UsageError("--journal: {workflow} needs --workflow-id")
     from urllib.parse import quote
 
-    name = quote(workflow_id, safe="")
+    from branches import root_of
+
+    name = quote(root_of(workflow_id), safe="")  # the branches of a workflow share its file
     # A dot needs no escape by the rules of percent-encoding, but a workflow named .. must stay in its folder.
     return path.replace("{workflow}", name if name.strip(".") else name.replace(".", "%2E"))
 

@@ -80,12 +80,11 @@ def mirror(tmp_path: Path) -> Path:
         (["--journal", "{workflow}.db", *SERVER], "{workflow} needs --workflow-id"),
         ([*JOURNAL, "--workflow-id", "", *SERVER], "--workflow-id"),
         ([*JOURNAL, "--workflow-id", "a\nb", *SERVER], "--workflow-id"),
-        ([*JOURNAL, "--workflow-id", "run~2", *SERVER], "--workflow-id"),
+        ([*JOURNAL, "--workflow-id", "run~2~1", *SERVER], "--workflow-id"),
         ([*JOURNAL, "--workflow-id", "x" * 201, *SERVER], "--workflow-id"),
         ([*JOURNAL, "--workflow-id", "env:", *SERVER], "''"),
         ([*JOURNAL, "--workflow-id", "env:CHECKPOINT_TEST_UNSET", *SERVER], "CHECKPOINT_TEST_UNSET"),
         ([*JOURNAL, "--workflow-id", "env:CHECKPOINT_TEST_EMPTY", *SERVER], "CHECKPOINT_TEST_EMPTY"),
-        ([*JOURNAL, "--workflow-id", "env:CHECKPOINT_TEST_BRANCH", *SERVER], "CHECKPOINT_TEST_BRANCH"),
         (["--journal", "j" * 201, *SERVER], "give --workflow-id"),
         ([*JOURNAL, "--on-divergence", "loose", *SERVER], "--on-divergence"),
         ([*JOURNAL, "--unpinned", "old", *SERVER], "--unpinned"),
@@ -114,7 +113,6 @@ def test_a_wrong_command_line_is_told_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHECKPOINT_TEST_EMPTY", "")
-    monkeypatch.setenv("CHECKPOINT_TEST_BRANCH", "run~1")
     assert main(argv) == 2
     out, err = capfd.readouterr()
     assert out == ""
@@ -448,3 +446,20 @@ def test_a_message_is_dropped_rather_than_waited_for(tmp_path: Path) -> None:
     finally:
         os.close(unread)
         os.close(full)
+
+
+def test_a_branch_is_named_where_it_is_there(tmp_path: Path) -> None:
+    """A new id may not look like a branch's; an old one is followed, in the file of its workflow."""
+    ledger = tmp_path / "ledger"
+    words = ["--journal", str(tmp_path / "{workflow}.db"), "--on-divergence", "fork", "--workflow-id"]
+    with Client(relay_words(*words, "run", upstream=upstream_words(ledger))) as client:
+        for n in (1, 2):
+            client.call("append", {"n": n}, seq=n)
+    with Client(relay_words(*words, "run~1", upstream=upstream_words(ledger))) as client:
+        assert client.wait(10) == 4
+    with Client(relay_words(*words, "run", upstream=upstream_words(ledger))) as client:
+        client.call("append", {"n": 3}, seq=2)
+    with Client(relay_words(*words, "run~1", upstream=upstream_words(ledger))) as client:
+        client.call("append", {"n": 3}, seq=2)
+    assert [path.name for path in tmp_path.glob("*.db")] == ["run.db"]
+    assert len(ledger_lines(ledger)) == 3

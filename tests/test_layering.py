@@ -18,7 +18,7 @@ PICTURE: Final = {
     "__main__": {"checkpoint", "session"},
     "checkpoint": {
         *("demo", "session", "supervisor", "upstream", "streams", "settings", "locate"),
-        *("turn", "refusals", "places", "journal", "storage"),
+        *("turn", "refusals", "places", "journal", "storage", "branches"),
         *("commands", "console", "reader"),
     },
     "commands": {"console", "prune", "reader", "render", "settle", "states", "verify"},
