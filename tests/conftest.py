@@ -1,6 +1,19 @@
-"""What holds for the whole suite: property tests try the same examples each time, and none is timed."""
+"""What holds for the whole suite: where journal and ledger of a test lie, and the same examples each time, untimed."""
 
+from pathlib import Path
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    return tmp_path / "j.db"
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return tmp_path / "ledger"

@@ -40,16 +40,6 @@ from support import (
 POINTS: Final = ("before_reserve", "after_reserve", "mid_upstream", "before_complete", "after_complete")
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "j.db"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 def verdict_of(answer: bytes) -> str:
     """What a start says of a call that an earlier one may have run."""
     if b'"result"' in answer:

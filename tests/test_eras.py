@@ -39,16 +39,6 @@ MODERN: Final = "2026-07-28"
 KEY: Final = "k" * 32  # with it the server's states outlive its process
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "j.db"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 def statuses(journal: Path) -> list[tuple[int, int, str]]:
     """Sequence, attempt and status of what each place holds."""
     return [(row["sequence"], row["attempt"], row["status"]) for row in rows(journal)]

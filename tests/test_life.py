@@ -48,16 +48,6 @@ from support import (
 CLIENT_PATIENCE_S: Final = 4.0
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "j.db"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 def go(ledger: Path) -> None:
     """Lets the calls of the tool `slow` answer."""
     Path(f"{ledger}.go").touch()

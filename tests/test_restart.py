@@ -570,16 +570,6 @@ def test_no_order_of_deaths_runs_a_call_twice_or_leaves_a_request_without_an_ans
 # ------------------------------------------------------------------------------------------------------ real processes
 
 
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "j.db"
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    return tmp_path / "ledger"
-
-
 def statuses(journal: Path) -> list[str]:
     return [row["status"] for row in rows(journal)]
 
