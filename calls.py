@@ -13,11 +13,12 @@ from typing import Any, Final, assert_never
 
 import wire
 from branches import Fork
-from hints import Hints
+from catalog import Catalog
 from journal import Journal, JournalBusy, JournalFailed
 from locate import Ask, Place, Unpinned, Via
 from places import Pin, PinError, read_pin
-from refusals import Reason, Refusals
+from refusals import Reason, Refusals, is_resolved_failed
+from reports import Reports
 from settings import Settings
 from states import (
     MAX_SEQUENCE,
@@ -52,9 +53,14 @@ class _Request:
     call: wire.ToolCall
     pin: Pin
     call_id: str | None  # its host's own id of it
-    deadline: float  # of the wait until its place is known
+    read_at: float
     is_read_only: bool = False  # as its server says
     flight: "_Flight | None" = None  # what it waits for, once its place is known
+
+    @property
+    def deadline(self) -> float:
+        """Of the wait until its place is known."""
+        return self.read_at + WAIT_S
 
 
 @dataclass(slots=True, eq=False)
@@ -69,6 +75,7 @@ class _Flight:
     slot: Slot  # of that line
     requests: list[_Request]
     fork: Fork | None = None  # the branch that begins with it
+    left_at: float | None = None  # for upstream
     timer: Handle | None = None  # for how long it may take
     answer: wire.Answer | None = None  # upstream's first word on it
     fact: Answered | Doubted | None = None  # what became of it, on its way to disk
@@ -95,7 +102,8 @@ class Calls:
         journal: Journal,
         refusals: Refusals,
         turn: Turn,
-        hints: Hints | None,
+        catalog: Catalog | None,
+        reports: Reports | None,
         settings: Settings,
         *,
         loop: Scheduler,
@@ -106,7 +114,8 @@ class Calls:
         self._journal = journal
         self._refusals = refusals
         self._turn = turn
-        self._hints = hints
+        self._catalog = catalog
+        self._reports = reports
         self._settings = settings
         self._workflows = Workflows(journal, settings.unpinned, forks=settings.forks)
         self._loop = loop
@@ -162,8 +171,7 @@ class Calls:
             refusal = self._refusals.line(message.id_bytes, Reason.INVALID_META, tool=call.name, why=str(error))
             self._turn.reply(refusal)
             return
-        deadline = self._loop.time() + WAIT_S
-        request = _Request(line, message, request_id, call, pin, self._call_id(call), deadline)
+        request = _Request(line, message, request_id, call, pin, self._call_id(call), self._loop.time())
         self._requests[request_id] = request
         self._queue.append(request)
         self.admit()
@@ -209,11 +217,11 @@ class Calls:
         self._bypass(request.line, request.message)
 
     def _is_read_only(self, request: _Request, *, is_late: bool) -> bool | None:
-        if self._hints is None:
+        if self._catalog is None:
             return False
         if is_late:
-            self._hints.give_up()
-        return self._hints.is_read_only(request.call.name)
+            self._catalog.give_up()
+        return self._catalog.is_read_only(request.call.name)
 
     def _is_placed(self, request: _Request, *, is_late: bool) -> bool:
         """Whether a request found its place, or its refusal; False while another process or program is in the way."""
@@ -263,11 +271,11 @@ class Calls:
     def _trusting(self, ask: Ask, decision: Decision) -> Decision:
         """A call in doubt may run again at its own place if its server says that this changes nothing."""
         doubt, via = decision.place.entry, decision.place.via
-        if decision.action is not Action.REFUSE_IN_DOUBT or self._hints is None or doubt is None:
+        if decision.action is not Action.REFUSE_IN_DOUBT or self._catalog is None or doubt is None:
             return decision
         is_itself = via is not Via.NEW and doubt.signature == ask.signature
         is_over = all(flight.entry.id != doubt.id for flight in self._flights.values())
-        if not (is_itself and is_over and self._hints.is_repeatable(ask.tool_name)):
+        if not (is_itself and is_over and self._catalog.is_repeatable(ask.tool_name)):
             return decision
         _log.warning("workflow %s, sequence %d: in doubt, and runs again as its server's hints allow", *doubt.place)
         return decision._replace(action=Action.PROCEED)
@@ -319,6 +327,7 @@ class Calls:
             if flight is self._beginning:
                 self._beginning = None
             slot.fill(request.line)
+            flight.left_at = self._loop.time()
             if not self._settings.restarts_upstream:
                 request.line = b""  # it may be large, and its answer far away
 
@@ -364,6 +373,10 @@ class Calls:
         assert body is not None  # the journal's CHECK constraints say so of every row that is replayed
         self._turn.reply(self._replayed(request, entry, body, is_error=is_error))
         self._turn.answered(entry)
+        if is_error and is_resolved_failed(body):
+            self._report_refused(request, Reason.RESOLVED_FAILED)
+        elif self._reports is not None:
+            self._reports.replayed(request.message, read_at=request.read_at)
 
     def _replayed(self, request: _Request, entry: Entry, body: bytes, *, is_error: bool) -> bytes:
         if not is_error:
@@ -377,6 +390,7 @@ class Calls:
         del self._requests[request.id]
         call, id_bytes = request.call, request.message.id_bytes
         self._turn.reply(self._refusals.diverged(id_bytes, entry, call.name, call.arguments))
+        self._report_refused(request, Reason.DIVERGED)
 
     def _refuse(self, request: _Request, reason: Reason, *, entry: Entry | None = None, why: str | None = None) -> None:
         self._requests.pop(request.id, None)
@@ -393,6 +407,11 @@ class Calls:
             why=why,
         )
         self._turn.reply(refusal)
+        self._report_refused(request, reason)
+
+    def _report_refused(self, request: _Request, reason: Reason) -> None:
+        if self._reports is not None and reason is not Reason.INVALID_META:
+            self._reports.refused(request.message, reason, read_at=request.read_at)
 
     def _drop(self, flight: _Flight, reason: Reason = Reason.UPSTREAM_LOST, why: str = "it was not sent") -> None:
         """Forgets a call that was not dispatched, and refuses it to whoever waits."""
@@ -469,7 +488,7 @@ class Calls:
             flights.append(flight)
             if flight.fact is None:  # a second answer changes nothing: it only may not overtake the first
                 flight.answer = answer
-                facts.append(self._conclude(flight, self._fact(flight.entry, answer, is_stdin_closed)))
+                facts += self._conclude(flight, self._fact(flight.entry, answer, is_stdin_closed))
         if flights:
             self._hold_back(line, facts, flights)
         else:
@@ -499,11 +518,15 @@ class Calls:
             task_id=_task_id(answer.members) if status is Status.TASK else None,
         )
 
-    def _conclude(self, flight: _Flight, fact: Answered | Doubted) -> Fact:
+    def _conclude(self, flight: _Flight, fact: Answered | Doubted) -> list[Fact]:
+        """What goes on disk when it is known what became of a call; nothing changes it after that."""
         flight.fact = fact
         if isinstance(fact, Answered):
             self._turn.withdraw(flight.entry)  # a cancel that waits is too late: nothing is doubtful any more
-        return fact
+        if self._reports is None:
+            return [fact]
+        first = flight.first
+        return [fact, *self._reports.of_outcome(fact, first.message, read_at=first.read_at, left_at=flight.left_at)]
 
     def _hold_back(self, line: bytes, facts: list[Fact], flights: list[_Flight]) -> None:
         def deliver(slot: Slot) -> None:
@@ -528,8 +551,10 @@ class Calls:
         for request in waiting:
             if request is not flight.first:
                 slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
-        if self._hints is not None and flight.entry.is_modern and not answer.is_error:
-            self._hints.client_is_ready(flight.first.call.meta)
+                if self._reports is not None:
+                    self._reports.replayed(request.message, read_at=request.read_at)
+        if self._catalog is not None and flight.entry.is_modern and not answer.is_error:
+            self._catalog.client_is_ready(flight.first.call.meta)
         # A late answer is for clients of the handshake era, and for none that was told not to wait for it.
         return flight.first in waiting or not (flight.entry.is_modern or flight.entry.cause is Cause.TIMEOUT)
 
@@ -543,6 +568,8 @@ class Calls:
         _log.warning("workflow %s, sequence %d: %s", *entry.place, entry.status)
         for request in waiting:
             slot.fill(self._refusals.line(request.message.id_bytes, reason, entry=entry))
+            if request is not flight.first:  # whose report is on disk with the fact
+                self._report_refused(request, reason)
 
     def _hand_over(self, flight: _Flight, slot: Slot, error: JournalError) -> None:
         """Gives whoever waits for a call what upstream said and the journal could not keep."""
@@ -598,7 +625,7 @@ class Calls:
     def _lose(self, flight: _Flight, cause: Cause, *, is_unread: bool) -> None:
         entry, now = flight.entry, self._now_ms()
         not_sent, in_doubt = Answered(entry, Status.NOT_SENT, now), Doubted(entry, cause, now)
-        fact = self._conclude(flight, not_sent if is_unread else in_doubt)
+        facts = self._conclude(flight, not_sent if is_unread else in_doubt)
 
         def tell(slot: Slot) -> None:
             self._land(flight, slot)
@@ -606,7 +633,7 @@ class Calls:
         def tell_anyway(slot: Slot, error: JournalError) -> None:
             self._hand_over(flight, slot, error)
 
-        self._turn.hold(self._turn.down, [fact], 0, tell, tell_anyway)
+        self._turn.hold(self._turn.down, facts, 0, tell, tell_anyway)
 
 
 def _fits(entry: Entry, request: _Request) -> bool:

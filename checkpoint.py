@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 if TYPE_CHECKING:
     from journal import Journal
+    from reporter import Config
     from supervisor import Supervisor
     from turn import CrashDrill
     from upstream import Upstream
@@ -61,14 +62,16 @@ examples:
 exit codes:
 """ + "".join(f"  {code:<4} {meaning}\n" for code, meaning in EXIT_CODES.items())
 
-# Known, so that nobody takes them for misspelt; refused, since without them it would not be what was asked for.
-_LATER: Final = frozenset({"report"})
 _CALL_ID_KEYS: Final = ("claudecode/toolUseId",)
-_LATER_PREFIX: Final = "--report-"
+API_KEY: Final = "CHECKPOINT_API_KEY"
 
 
 class UsageError(Exception):
     """The command line asks for what cannot be; one line, exit code 2."""
+
+
+class OutputError(Exception):
+    """An answer could not be written to stdout; one line, exit code 1."""
 
 
 # ---------------------------------------------------------------------------------------------------------- arguments
@@ -108,11 +111,14 @@ def build_parser(*, has_commands: bool = True) -> argparse.ArgumentParser:
         )
         demo.set_defaults(run=_cmd_demo)
         _add_session_commands(commands)
-        from commands import add_to
+        import commands as journal_commands
+        import reporting
 
-        add_to(commands, _cmd_journal)
+        journal_commands.add_to(commands, _cmd_journal)
+        reporting.add_to(commands, _cmd_report)
     _add_relay_options(parser)
     _add_journal_options(parser)
+    _add_report_options(parser)
     return parser
 
 
@@ -258,6 +264,19 @@ def _add_journal_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "report",
+        "Registers the server with a KYA-OS Checkpoint endpoint, and reports every call to it. The key is taken from "
+        f"the environment variable {API_KEY}, out of which the server does not get it.",
+    )
+    add = group.add_argument
+    add("--report-server-did", metavar="DID", help="the DID of the server; it and the URL switch reporting on")
+    add("--report-server-url", metavar="URL", help="where the server is found")
+    add("--report-base-url", metavar="URL", help="the endpoint (https://kya.vouched.id)")
+    add("--report-display-name", metavar="NAME", help="what the endpoint calls the server")
+
+
 _NEED_JOURNAL: Final = (
     "--workflow-id",
     "--on-divergence",
@@ -307,9 +326,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     if "--" in words:
         at = words.index("--")
         words, upstream = words[:at], words[at + 1 :]
-    for word in (*words[:1], *(word.partition("=")[0] for word in words if word.startswith("--"))):
-        if word in _LATER or word.startswith(_LATER_PREFIX):
-            raise UsageError(f"{word}: not in this version")
     names_command = bool(words) and not words[0].startswith("-")
     wants_help = not {"-h", "--help"}.isdisjoint(words)
     args = build_parser(has_commands=names_command or wants_help).parse_args(words)
@@ -326,6 +342,7 @@ def _cmd_relay(args: argparse.Namespace) -> int:
     words = _upstream_words(args)
     _check_needs(args)
     crash_drill = _crash_drill(args.crash_at)
+    report_to = _report_to(args)
     try:
         open_journal = _find_journal(args)
     except JournalError as error:
@@ -334,7 +351,7 @@ def _cmd_relay(args: argparse.Namespace) -> int:
     _import_asyncio()
     import asyncio
 
-    return asyncio.run(_relay(args, words, open_journal, crash_drill))
+    return asyncio.run(_relay(args, words, open_journal, crash_drill, report_to))
 
 
 def _import_asyncio() -> None:
@@ -364,6 +381,7 @@ async def _relay(
     words: Sequence[str],
     open_journal: "Callable[[int], Journal] | None",
     crash_drill: "CrashDrill | None",
+    report_to: "Config | None",
 ) -> int:
     from storage import JournalError
     from upstream import Upstream, UpstreamError
@@ -375,7 +393,7 @@ async def _relay(
     try:
         # From here on upstream is starting too: what is imported now costs nobody time.
         journal = open_journal(upstream.pid) if open_journal else None
-        supervisor = _supervisor(args, upstream, journal, crash_drill)
+        supervisor = _supervisor(args, upstream, journal, crash_drill, report_to)
         gc.freeze()
         gc.enable()
         code = _UNEXPECTED
@@ -393,7 +411,11 @@ async def _relay(
 
 
 def _supervisor(
-    args: argparse.Namespace, upstream: "Upstream", journal: "Journal | None", crash_drill: "CrashDrill | None"
+    args: argparse.Namespace,
+    upstream: "Upstream",
+    journal: "Journal | None",
+    crash_drill: "CrashDrill | None",
+    report_to: "Config | None",
 ) -> "Supervisor":
     from locate import Unpinned
     from refusals import Refusals
@@ -426,6 +448,7 @@ def _supervisor(
         drain_timeout_s=args.drain_timeout,
         crash_drill=crash_drill or CrashDrill(),
         restarts=args.restart_upstream or 0,
+        report_to=report_to,
     )
 
 
@@ -461,6 +484,36 @@ def _crash_drill(text: str | None) -> "CrashDrill | None":
     if point not in CrashDrill.POINTS or bool(at) != is_sequence:
         raise UsageError(f"--crash-at: POINT or POINT@SEQ, with POINT out of {', '.join(CrashDrill.POINTS)}: {text!r}")
     return CrashDrill(point, int(sequence) if at else None)
+
+
+def _report_to(args: argparse.Namespace) -> "Config | None":
+    """Where to report to, if anywhere. The key is ours from here on: upstream inherits what is left."""
+    did, url = args.report_server_did, args.report_server_url
+    given = (did, url, args.report_base_url, args.report_display_name)
+    if all(value is None for value in given):
+        return None
+    if not (did and url):
+        raise UsageError("reporting needs both --report-server-did and --report-server-url")
+    from reporter import DEFAULT_BASE_URL, Config
+
+    key = _api_key()
+    del os.environ[API_KEY]
+    base_url = args.report_base_url or DEFAULT_BASE_URL
+    if not base_url.startswith(("http://", "https://")):
+        raise UsageError(f"--report-base-url: {base_url!r} is no http or https URL")
+    return Config(
+        api_key=key, server_did=did, server_url=url, display_name=args.report_display_name or None, base_url=base_url
+    )
+
+
+def _api_key() -> str:
+    """The key to the endpoint."""
+    key = os.environ.get(API_KEY, "").strip()
+    if not key:
+        raise UsageError(f"reporting needs a key in the environment variable {API_KEY}, which is unset or empty")
+    if not (key.isascii() and key.isprintable()):
+        raise UsageError(f"the environment variable {API_KEY} holds a character that no HTTP header can")
+    return key
 
 
 def _find_journal(args: argparse.Namespace) -> "Callable[[int], Journal] | None":
@@ -639,6 +692,22 @@ def _cmd_journal(args: argparse.Namespace) -> int:
     return code
 
 
+def _cmd_report(args: argparse.Namespace) -> int:
+    from queues import QueueError
+    from reader import Busy
+    from storage import JournalError
+
+    if args.upstream is not None:
+        raise UsageError("report starts no server; nothing may follow --")
+    try:
+        code: int = args.act(args, _api_key, _is_read)
+    except (JournalError, QueueError) as error:
+        return _fail(_JOURNAL, error)
+    except Busy as error:
+        return _fail(_FAILED, error)
+    return code
+
+
 def _refuse_upstream(args: argparse.Namespace) -> None:
     if args.upstream is not None:
         raise UsageError(f"session takes nothing behind --: {' '.join(args.upstream)}")
@@ -650,12 +719,14 @@ def _show(text: str) -> None:
 
 
 def _is_read(text: str) -> bool:
-    """Prints an answer; whether anybody still reads."""
+    """Prints an answer; whether anybody still reads. Raises OutputError where it cannot be written."""
     try:
         print(text, flush=True)
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still in the buffer has to go somewhere
-        return False
+        if isinstance(error, BrokenPipeError):
+            return False
+        raise OutputError(f"stdout: {error.strerror}; the output is not whole, but what was done is done") from error
     return True
 
 
@@ -704,6 +775,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         _say(f"checkpoint: {error} (see checkpoint --help)")
         return _USAGE
+    except OutputError as error:
+        return _fail(_FAILED, error)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except Exception:  # the last one who can say anything

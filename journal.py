@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from branches import Family, Fork, root_of
-from records import Records
+from records import DueReport, Records
 from states import (
     MAX_SEQUENCE,
     Answered,
@@ -22,6 +22,9 @@ from states import (
     Entry,
     Fact,
     Forked,
+    ReportDelivered,
+    ReportFailed,
+    ReportQueued,
     Round,
     Status,
     TaskEnded,
@@ -70,6 +73,7 @@ class Journal:
         self._reading = _Reading(self)
         self.failure: str | None = None
         self.upstream_pid: int | None = None  # goes on record with our epoch
+        self.report_doubt: Callable[[Entry], ReportQueued] | None = None  # of what an earlier owner left
         self._forget()
 
     def _forget(self) -> None:
@@ -303,6 +307,16 @@ class Journal:
         with self._reading as records:
             return records.has_task_ended(dispatch)
 
+    def due_reports(self, base_url: str, now_ms: int, limit: int) -> list[DueReport]:
+        """Reports for this endpoint that are to be sent now, the longest due first."""
+        with self._reading as records:
+            return records.due_reports(base_url, now_ms, limit)
+
+    def next_report_at(self, base_url: str) -> int | None:
+        """When the next report for this endpoint is due, as epoch ms; None while there is none."""
+        with self._reading as records:
+            return records.next_report_at(base_url)
+
     def doubts(self) -> list[Entry]:
         """The entries that are in doubt, whoever left them, and that no later attempt has settled."""
         found = [(doubt, self.entry(*doubt.place)) for doubt in self._doubts.values()]
@@ -418,6 +432,11 @@ class Journal:
         database.execute("INSERT INTO owners (epoch, pid, upstream_pid, started_at) VALUES (?, ?, ?, ?)", values)
         for entry in self._left_open:
             self._insert_doubt(database, entry.id, Cause.RELAY_LOST, now)
+        report = self.report_doubt
+        if report is not None and self._records is not None:
+            for entry in (*self._left_open, *self._records.given_up(epoch - 1)):
+                self._insert_report(database, report(entry))
+        database.execute("DELETE FROM reports WHERE due_at IS NULL AND body IS NULL")  # they have done their part
         return epoch
 
     def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int, settled_below: int) -> None:
@@ -459,8 +478,27 @@ class Journal:
                 database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
             case UpstreamStarted(pid):
                 database.execute("UPDATE owners SET upstream_pid = ? WHERE epoch = ?", (pid, epoch))
+            case ReportQueued():
+                self._insert_report(database, fact)
+            case ReportDelivered(id):
+                database.execute(
+                    "DELETE FROM reports WHERE id = ?1"
+                    " AND NOT EXISTS (SELECT 1 FROM doubts WHERE dispatch = ?1 AND is_open)",
+                    (id,),
+                )
+                database.execute("UPDATE reports SET body = NULL, due_at = NULL WHERE id = ?", (id,))
+            case ReportFailed(id, attempts, due_at, error):
+                values = (attempts, due_at, error, id)
+                database.execute("UPDATE reports SET attempts = ?, due_at = ?, error = ?, is_claimed = 0 WHERE id = ?", values)
             case _:
                 assert_never(fact)
+
+    def _insert_report(self, database: sqlite3.Connection, report: ReportQueued) -> None:
+        database.execute(
+            "INSERT OR IGNORE INTO reports (id, base_url, tool_name, queued_at, due_at, body)"
+            " VALUES (coalesce(?1, (SELECT min(0, coalesce(min(id), 0)) - 1 FROM reports)), ?2, ?3, ?4, ?4, ?5)",
+            (report.dispatch, report.base_url, report.tool_name, report.at_ms, report.body),
+        )
 
     def _close_doubts(self, database: sqlite3.Connection, facts: Sequence[Fact]) -> None:
         """Puts on record that answers have come after all."""
@@ -605,6 +643,8 @@ def _size(fact: Fact) -> int:
             payload = entry.arguments
         case Answered(_, _, _, result, error):
             payload = result or error
+        case ReportQueued():
+            payload = fact.body
         case _:
             payload = None
     return _FACT_BYTES + len(payload or b"")

@@ -6,7 +6,7 @@ with something else says so.
 
 import sqlite3
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from branches import Family, Fork
 from states import MAX_SEQUENCE, VOID, Cause, Entry, Round, Status
@@ -56,6 +56,15 @@ _WITH_STATE: Final = (
 _WITH_TASK: Final = "SELECT dispatch FROM outcomes WHERE task_id = ? ORDER BY dispatch DESC LIMIT 1"
 _TASK_ANSWER: Final = "SELECT result, error FROM tasks WHERE dispatch = ? AND method = ?"
 _TASK_ENDED: Final = "SELECT 1 FROM tasks WHERE dispatch = ? LIMIT 1"
+_DUE_REPORTS: Final = (
+    "SELECT id, tool_name, attempts, body FROM reports"
+    " WHERE base_url = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id LIMIT ?"
+)
+_NEXT_REPORT: Final = "SELECT min(due_at) FROM reports WHERE base_url = ? AND due_at IS NOT NULL"
+_GIVEN_UP: Final = (
+    "SELECT dispatch FROM doubts JOIN dispatches ON id = dispatch"
+    " WHERE is_open AND cause IN ('cancelled', 'timeout') AND epoch = ? ORDER BY dispatch"
+)
 _FORKS: Final = "SELECT branch, parent, sequence FROM forks WHERE root = ? ORDER BY id"
 _PRUNED: Final = "SELECT last_sequence FROM prunings WHERE workflow_id = ?"
 _NEWEST_EPOCH: Final = "SELECT max(epoch) FROM owners"
@@ -67,8 +76,20 @@ _WORKFLOW_ID: Final = "SELECT workflow_id FROM journal"
 QUERIES: Final = (
     _ATTEMPTS_AT, _LAST_ATTEMPT, _ENTRY_BY_ID, _OPEN_DOUBTS, _LEFT_OPEN, _LAST_SEQUENCE, _NEXT_SEQUENCE, _WITH_CALL_ID,
     _WITH_SIGNATURE, _ROUNDS, _WITH_STATE, _WITH_TASK, _TASK_ANSWER, _TASK_ENDED, _FORKS, _PRUNED, _NEWEST_EPOCH,
-    _LAST_ID,
+    _LAST_ID, _DUE_REPORTS, _NEXT_REPORT, _GIVEN_UP,
 )  # fmt: skip
+
+
+MAX_REPORT_DELAY_MS: Final = 90 * 60 * 1000  # no report is put off for longer
+
+
+class DueReport(NamedTuple):
+    """A report that is to be sent."""
+
+    id: int
+    tool_name: str
+    attempts: int
+    body: bytes
 
 
 class Records:
@@ -191,6 +212,23 @@ class Records:
     def has_task_ended(self, dispatch: int) -> bool:
         """Whether a final answer to any method is on record."""
         return self._one(_TASK_ENDED, dispatch) is not None
+
+    def due_reports(self, base_url: str, now_ms: int, limit: int) -> list[DueReport]:
+        """Reports for an endpoint that are to be sent now, the longest due first."""
+        # A time that is further away than any that is given is of a clock that was set back.
+        for span in ((0, now_ms), (now_ms + MAX_REPORT_DELAY_MS, MAX_SEQUENCE)):
+            if rows := self._database.execute(_DUE_REPORTS, (base_url, *span, limit)).fetchall():
+                return [DueReport(*row) for row in rows]
+        return []
+
+    def next_report_at(self, base_url: str) -> int | None:
+        """When the next report for an endpoint is due; None while there is none."""
+        found: int | None = self._one(_NEXT_REPORT, base_url)
+        return found
+
+    def given_up(self, epoch: int) -> list[Entry]:
+        """The calls of an owner that only its clients gave up on, and that nobody has answered."""
+        return [self.by_id(dispatch) for (dispatch,) in self._database.execute(_GIVEN_UP, (epoch,)).fetchall()]
 
     def family(self, root: str) -> Family:
         """A root workflow and its branches."""

@@ -126,6 +126,11 @@ class Refusals:
         return join([*self._command, *words])
 
 
+def is_resolved_failed(error: bytes) -> bool:
+    """Whether an error on record is an operator's word, which has no other form, and not upstream's."""
+    return error.startswith(b'{"code":%d,' % CODES[Reason.RESOLVED_FAILED])
+
+
 def _shortened(arguments: Any) -> Any:
     """Arguments for a person to read: the first 20 members, each cut to 200 characters of its JSON text."""
     if not isinstance(arguments, dict):

@@ -9,23 +9,25 @@ byte goes downstream. calls.py says what is due, turn.py keeps the order; here l
 
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Final
 
 import wire
 from calls import Calls
-from hints import LIST_CHANGED, TOOLS_LIST, Hints
+from catalog import LIST_CHANGED, Catalog
 from journal import Journal
 from refusals import Reason, Refusals
-from restarts import INITIALIZE, INITIALIZED, Gate, Handshake, Questions
+from reports import Reports
+from restarts import INITIALIZED, Gate, Handshake, Questions
 from settings import Settings
 from states import Cause, UpstreamStarted
 from tasks import Tasks
-from turn import CrashDrill, Scheduler, Sink, Turn
+from turn import CrashDrill, Riders, Scheduler, Sink, Turn
 
 _log = logging.getLogger("checkpoint.relay")
 
 HIGH_WATER_BYTES: Final = 1 << 18  # above this much unwritten or waiting, the side that it comes from is not read
-_NAMES_SERVER: Final = (INITIALIZE, "server/discover")
+_NAMES_SERVER: Final = (wire.INITIALIZE, "server/discover")
 
 
 class Relay:
@@ -46,16 +48,19 @@ class Relay:
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
         crash_drill: CrashDrill,
+        reports: Reports | None = None,
+        riders: Riders | None = None,
     ) -> None:
         self._settings = settings
+        self._reports = reports
         self._journal = journal
         self._refusals = refusals
         self._to_upstream = Gate(to_upstream)
         self._to_downstream = to_downstream
         self._on_change = on_change
-        self._turn = Turn(journal, self._to_upstream, to_downstream, loop, crash_drill, self._turned)
+        self._turn = Turn(journal, self._to_upstream, to_downstream, loop, crash_drill, self._turned, riders)
         self._up, self._down = self._turn.up, self._turn.down
-        self._hints = Hints(self._up.send) if settings.trusts_annotations else None
+        self._catalog = self._new_catalog(settings, reports)
         self._open: dict[wire.Id, wire.Message] = {}  # downstream's requests that are no calls, or bypass the journal
         self._handshake = Handshake()
         self._questions = Questions()
@@ -66,7 +71,8 @@ class Relay:
                 journal,
                 refusals,
                 self._turn,
-                self._hints,
+                self._catalog,
+                reports,
                 settings,
                 loop=loop,
                 now_ms=now_ms,
@@ -74,13 +80,18 @@ class Relay:
                 bypass=self._forward,
             )
         self._follows_all = (
-            self._hints is not None or settings.restarts_upstream
+            self._catalog is not None or settings.restarts_upstream
         )  # each line of upstream's has to be looked at
         self._is_first_down = self._is_first_up = True
         self._is_admitting = True
         self._is_upstream_gone = False
         self.is_upstream_stdin_closed = False  # to be set then: errors of upstream's may say just that
         self.is_handshake_refused = False  # by an upstream that was started again: it is of no use
+
+    def _new_catalog(self, settings: Settings, reports: Reports | None) -> Catalog | None:
+        if reports is not None:
+            return Catalog(self._up.send, is_trusted=settings.trusts_annotations, on_tools=reports.listed)
+        return Catalog(self._up.send, is_trusted=True) if settings.trusts_annotations else None
 
     # ------------------------------------------------------------------------------------------------- for the edges
 
@@ -172,6 +183,8 @@ class Relay:
     def _settle_lost(self, cause: Cause, *, is_last: bool) -> None:
         self._refuse_lost(self._open.values())
         self._open.clear()
+        if self._reports is not None:
+            self._reports.upstream_gone()
         read_bytes = self._to_upstream.taken_bytes - (self._to_upstream.unread_bytes() or 0)
         self._to_upstream.shut()
         if self._calls is not None:
@@ -181,13 +194,13 @@ class Relay:
     def _go_on(self) -> None:
         """The process is ready for what waits for it."""
         self._to_upstream.open(self._handshake.confirmation)
-        if self._hints is not None:
-            self._hints.list_changed()  # it may be another version of the server
+        if self._catalog is not None:
+            self._catalog.list_changed()  # it may be another version of the server
         self._on_change()
 
-    def close(self) -> None:
+    def commit_riders(self) -> None:
         """Records what is worth no commit of its own while there is work."""
-        self._turn.close()
+        self._turn.commit_riders()
 
     def _turned(self) -> None:
         if self._calls is not None:
@@ -211,18 +224,21 @@ class Relay:
             self._read_message(self._calls, line, message)
 
     def _pass_unguarded(self, line: bytes, is_first: bool) -> None:
-        """Without a journal a line is only looked at where its answer will name the server."""
-        if b"initialize" in line or b"discover" in line or b"\\u" in line:
-            try:
+        """Without a journal a line is only looked at where its answer will name the server, or is reported."""
+        message = wire.Message()
+        if self._reports is not None or b"initialize" in line or b"discover" in line or b"\\u" in line:
+            with suppress(wire.WireError):
                 message = wire.read_downstream(line, is_first=is_first)
-            except wire.WireError:
-                message = wire.Message()
-            if message.method in _NAMES_SERVER and message.id is not None:
+            is_listing = self._reports is not None and message.method == wire.TOOLS_LIST
+            if (is_listing or message.method in _NAMES_SERVER) and message.id is not None:
                 self._open[message.id] = message
         self._up.send(line)
+        self._follow(message)
 
     def _read_message(self, calls: Calls, line: bytes, message: wire.Message) -> None:
-        if self._is_upstream_gone:
+        if self._is_upstream_gone and message.call is not None:
+            self._refuse_call(message, Reason.UPSTREAM_LOST)
+        elif self._is_upstream_gone:
             self._refuse_lost([message, *message.batch])
         elif message.batch:
             self._read_batch(calls, line, message)
@@ -243,8 +259,9 @@ class Relay:
     ) -> None:
         if self._is_admitting:
             calls.read(line, message, request_id, call)
+            self._note_call()
         else:
-            self._turn.reply(self._refusals.line(message.id_bytes, Reason.SHUTTING_DOWN, tool=call.name))
+            self._refuse_call(message, Reason.SHUTTING_DOWN)
 
     def _shares_id(self, calls: Calls, message: wire.Message) -> bool:
         """Whether it is a request under the id of a call in flight, or a call under that of any request."""
@@ -269,6 +286,22 @@ class Relay:
         for piece, part in zip(wire.parts(line), message.batch, strict=True):
             self._read_message(calls, piece, part)
 
+    def _follow(self, message: wire.Message) -> None:
+        """What a message that went upstream means for what we ask there ourselves, and for reports."""
+        if self._reports is not None:
+            if message.method == wire.INITIALIZE:
+                self._reports.greeted(message.params)
+            elif message.call is not None:
+                self._reports.bypassed(message)
+                self._note_call()
+        if self._catalog is not None and message.method == INITIALIZED:
+            self._catalog.client_is_ready({})
+
+    def _note_call(self) -> None:
+        if self._reports is not None and self._catalog is not None:
+            self._reports.called()
+            self._catalog.want()
+
     def _forward(self, line: bytes, message: wire.Message) -> None:
         for part in (message, *message.batch):
             self._questions.answered(part)
@@ -276,8 +309,14 @@ class Relay:
                 self._open[part.id] = part
         if not self._handshake.reads(message, line):
             self._up.send(line)
-        if self._hints is not None and message.method == INITIALIZED:
-            self._hints.client_is_ready({})
+        self._follow(message)
+
+    def _refuse_call(self, message: wire.Message, reason: Reason) -> None:
+        """Refuses a call of which nothing is on record."""
+        if message.call is not None and message.id is not None:
+            self._turn.reply(self._refusals.line(message.id_bytes, reason, tool=message.call.name))
+            if self._reports is not None:
+                self._reports.refused(message, reason)
 
     def _refuse_lost(self, messages: Iterable[wire.Message]) -> None:
         """Answers the requests among some messages that an upstream which is gone will not."""
@@ -333,8 +372,8 @@ class Relay:
 
     def _is_ours(self, read: wire.Upstream) -> bool:
         """Whether a line answers what we asked, so that it must not go down; learns from it."""
-        if self._hints is not None and any(method == LIST_CHANGED for method, _ in read.methods):
-            self._hints.list_changed()
+        if self._catalog is not None and any(method == LIST_CHANGED for method, _ in read.methods):
+            self._catalog.list_changed()
         taken = [self._takes_own(answer) for answer in read.answers]
         if not any(taken):
             return False
@@ -350,7 +389,7 @@ class Relay:
             else:
                 self._go_on()
             return True
-        return self._hints is not None and self._hints.take_own(answer)
+        return self._catalog is not None and self._catalog.take_own(answer)
 
     def _named(self, line: bytes, answers: Iterable[wire.Answer]) -> bytes:
         """A line with our name for upstream's, and with the place of a call where that is wanted."""
@@ -370,6 +409,8 @@ class Relay:
         to_calls = [answer for answer in answers if self._calls is not None and answer.id in self._calls]
         is_taken = False
         for answer in answers:
+            if self._reports is not None:
+                self._reports.answered(answer)
             if (request := self._open.pop(answer.id, None)) is not None:
                 self._handshake.answered(answer)
                 self._learn(request, answer)
@@ -384,12 +425,12 @@ class Relay:
             self._down.send(line)
 
     def _learn(self, request: wire.Message, answer: wire.Answer) -> None:
-        if self._hints is None or answer.is_error:
+        if self._catalog is None or answer.is_error:
             return
-        if request.method == TOOLS_LIST:
-            self._hints.learn(answer.members)
+        if request.method == wire.TOOLS_LIST:
+            self._catalog.learn(request.params.get("cursor"), answer.members)
         if request.is_modern:
-            self._hints.client_is_ready(request.meta)
+            self._catalog.client_is_ready(request.meta)
 
 
 def _id_taken(request: wire.Message) -> bytes:

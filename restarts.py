@@ -10,7 +10,6 @@ from typing import Final
 import wire
 from turn import Sink
 
-INITIALIZE: Final = "initialize"
 INITIALIZED: Final = "notifications/initialized"
 
 
@@ -89,7 +88,7 @@ class Handshake:
 
     def reads(self, message: wire.Message, line: bytes) -> bool:
         """Learns from a line on its way to upstream; whether it is kept here until the handshake is had again."""
-        if message.method == INITIALIZE and message.id is not None:
+        if message.method == wire.INITIALIZE and message.id is not None:
             self._asked = message.id, line
         elif message.method == INITIALIZED:
             self.confirmation = line

@@ -244,4 +244,33 @@ class UpstreamStarted:
     pid: int
 
 
-Fact = Dispatched | Answered | Doubted | Forked | Delivered | TaskEnded | UpstreamStarted
+@dataclass(frozen=True, slots=True)
+class ReportQueued:
+    """The endpoint of `--report-…` is to be told of something; on record from now on, until it was told."""
+
+    dispatch: int | None  # what it is about; None for what was never dispatched: a replay, a refusal
+    base_url: str  # of the endpoint that it was made for
+    tool_name: str
+    body: bytes
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDelivered:
+    """The endpoint was told. A lost mark means that it is told once more."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFailed:
+    """The endpoint answered that it did not take a report."""
+
+    id: int
+    attempts: int
+    due_at: int | None  # None: it is not tried again
+    error: str
+
+
+Report = ReportQueued | ReportDelivered | ReportFailed
+Fact = Dispatched | Answered | Doubted | Forked | Delivered | TaskEnded | UpstreamStarted | Report

@@ -107,6 +107,19 @@ CREATE TABLE decisions (
     CHECK ((result IS NULL) + (error IS NULL) = 1 + (status = 'NOT_EXECUTED'))
 ) STRICT;
 CREATE INDEX by_dispatch ON decisions (dispatch, id);
+CREATE TABLE reports (
+    id INTEGER PRIMARY KEY, -- the dispatch that it is about: one each; below 0 for what was never dispatched
+    base_url TEXT NOT NULL,
+    tool_name TEXT NOT NULL,
+    queued_at INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due_at INTEGER, -- NULL: not sent any more
+    is_claimed INTEGER NOT NULL DEFAULT 0 CHECK (is_claimed IN (0, 1)), -- by `report flush`, until it is due
+    error TEXT,
+    body BLOB -- NULL: delivered, and kept while its dispatch is in doubt so that no owner reports it again
+) STRICT;
+CREATE INDEX due_reports ON reports (base_url, due_at) WHERE due_at IS NOT NULL;
+CREATE INDEX ended_reports ON reports (id) WHERE due_at IS NULL;
 CREATE VIEW attempts AS
     SELECT d.id, d.workflow_id, d.sequence, d.attempt, d.tool_name, d.call_signature, d.arguments,
         CASE
@@ -159,6 +172,9 @@ PROBES: Final = (
     "SELECT pruned_at FROM prunings WHERE workflow_id = ''",
     "SELECT pruned_at FROM prunings LIMIT 1",
     "SELECT max(last_id) FROM prunings",
+    "SELECT attempts FROM reports ORDER BY id DESC LIMIT 1",
+    "SELECT due_at FROM reports WHERE base_url = '' AND due_at <= 0",
+    "SELECT id FROM reports INDEXED BY ended_reports WHERE due_at IS NULL LIMIT 1",
     "SELECT status FROM calls LIMIT 1",
 )
 

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import wire
 from journal import Journal
@@ -21,6 +21,11 @@ from states import Cause
 from streams import Reader, Send, Writer, nonblocking
 from turn import WAIT_S, CrashDrill
 from upstream import Upstream, UpstreamError
+
+if TYPE_CHECKING:
+    from courier import Courier
+    from reporter import Config
+    from reports import Reports
 
 _log = logging.getLogger("checkpoint.supervisor")
 
@@ -36,6 +41,8 @@ _HURRIED_GRACE_S: Final = 0.25
 # Clients that only probed send SIGTERM, and SIGKILL after one second: an upstream that is deaf to the end of its input
 # must have had its signals by then.
 _IDLE_GRACE_S: Final = 0.4
+_REPORTS_S: Final = 1.0  # for reports that are on their way at the end
+_HURRIED_REPORTS_S: Final = 0.2
 
 
 class _Link:
@@ -116,6 +123,7 @@ class Supervisor:
         drain_timeout_s: float,
         crash_drill: CrashDrill,
         restarts: int = 0,
+        report_to: "Config | None" = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._restarts_left = restarts
@@ -134,6 +142,10 @@ class Supervisor:
             self._loop, stdout, send, on_drained=self._written, on_broken=self._downstream_gone
         )
         self._link = self._linked(upstream)
+        self._courier: Courier | None = None
+        reports: Reports | None = None
+        if report_to is not None:
+            self._courier, reports = self._reporting(report_to)
         self._relay = Relay(
             settings,
             journal,
@@ -141,11 +153,31 @@ class Supervisor:
             to_upstream=self._link.writer,
             to_downstream=self._to_downstream,
             loop=self._loop,
-            now_ms=lambda: time.time_ns() // 1_000_000,
+            now_ms=_now_ms,
             on_change=self._regulate,
             crash_drill=crash_drill,
+            reports=reports,
+            riders=self._courier,
         )
         self._from_downstream = Reader(self._loop, 0, self._relay.from_downstream, self._downstream_ended)
+
+    def _reporting(self, config: "Config") -> "tuple[Courier, Reports]":
+        from courier import Courier
+        from reports import Reports
+
+        courier = Courier(
+            config,
+            self._journal,
+            loop=self._loop,
+            call_home=self._loop.call_soon_threadsafe,
+            now_ms=_now_ms,
+            commit=lambda: self._relay.commit_riders(),
+            on_change=self._changed.set,
+        )
+        reports = Reports(config, send=courier.take, register=courier.register, now_ms=_now_ms, time=self._loop.time)
+        if self._journal is not None:
+            self._journal.report_doubt = reports.of_left_doubt
+        return courier, reports
 
     def _linked(self, upstream: Upstream) -> _Link:
         return _Link(
@@ -323,9 +355,21 @@ class Supervisor:
         await self._until(lambda: self._relay.is_idle, timeout_s=WAIT_S + _GRACE_S)
         self._deadline = max(self._deadline, self._loop.time() + self._grace_s)
         await self._until_deadline(lambda: self._to_downstream.queued_bytes == 0)
-        self._relay.close()
+        if self._courier is not None:
+            await self._deliver(self._courier)
+        self._relay.commit_riders()
         if self._journal is not None:
             self._journal.close()
+
+    async def _deliver(self, courier: "Courier") -> None:
+        """Lets reports that are on their way arrive, unless somebody waits for our end."""
+        courier.hurry()
+        await self._until(lambda: courier.is_idle, timeout_s=_HURRIED_REPORTS_S if self._signals.count else _REPORTS_S)
+        courier.close()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _private_stdout() -> tuple[int, Send]:

@@ -14,7 +14,18 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from journal import Journal, JournalBusy, JournalFailed
-from states import Answered, Delivered, Dispatched, Entry, Fact, Forked, UpstreamStarted
+from states import (
+    Answered,
+    Delivered,
+    Dispatched,
+    Entry,
+    Fact,
+    Forked,
+    ReportDelivered,
+    ReportFailed,
+    ReportQueued,
+    UpstreamStarted,
+)
 from storage import JournalError
 
 _log = logging.getLogger("checkpoint.turn")
@@ -59,6 +70,16 @@ class Scheduler(Protocol):
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Handle:
         """Runs `callback` in `delay` seconds."""
+
+
+class Riders(Protocol):
+    """Facts that are worth no commit of their own: they go along with the next one."""
+
+    def facts(self) -> Sequence[Fact]:
+        """Those that are not on disk."""
+
+    def are_on_disk(self) -> None:
+        """To be called once those that `facts` gave last are."""
 
 
 class CrashDrill:
@@ -171,6 +192,8 @@ class Lane:
             self._sink.writelines(lines)
 
 
+_OF_NO_CALL: Final = (Forked, UpstreamStarted, ReportQueued, ReportDelivered, ReportFailed)
+
 WhenOnDisk = Callable[[Slot], None]
 WhenRefused = Callable[[Slot, JournalError], None]
 
@@ -189,9 +212,7 @@ class _Held:
 
     def speaks_of(self, dispatches: Collection[int]) -> bool:
         """Whether it holds a fact about one of these attempts."""
-        return any(
-            not isinstance(fact, (Forked, UpstreamStarted)) and fact.entry.id in dispatches for fact in self.facts
-        )
+        return any(not isinstance(fact, _OF_NO_CALL) and fact.entry.id in dispatches for fact in self.facts)
 
 
 class Turn:
@@ -208,8 +229,10 @@ class Turn:
         loop: Scheduler,
         crash_drill: CrashDrill,
         on_change: Callable[[], None],
+        riders: Riders | None = None,
     ) -> None:
         self._journal = journal
+        self._riders = riders
         self._to_upstream = to_upstream
         self._to_downstream = to_downstream
         self.up = Lane(to_upstream)
@@ -271,15 +294,23 @@ class Turn:
             self._read += self._unread
             self._unread.clear()
 
-    def _marks(self) -> list[Fact]:
+    def _append(self, journal: Journal, facts: Sequence[Fact]) -> None:
+        """Commits facts, and along with them what is worth no commit of its own."""
         self._see_read(0)
-        return [Delivered(entry) for entry in self._read]
+        marks = [Delivered(entry) for entry in self._read]
+        riding = self._riders.facts() if self._riders is not None else ()
+        if not (facts or marks or riding):
+            return
+        journal.append([*facts, *marks, *riding])
+        self._read.clear()
+        if self._riders is not None:
+            self._riders.are_on_disk()
 
-    def close(self) -> None:
-        """Records what the client has read, for once with a commit of its own."""
-        if self._journal is not None and self._journal.has_dispatched and (marks := self._marks()):
-            with contextlib.suppress(JournalError):  # one replay more, if it is missing
-                self._journal.append(marks)
+    def commit_riders(self) -> None:
+        """Records what waits for the next commit, for once with one of its own; for when nobody waits for that."""
+        if self._journal is not None and self._journal.has_dispatched:
+            with contextlib.suppress(JournalError):  # one replay more or one report twice, if it is missing
+                self._append(self._journal, ())
 
     def withdraw(self, entry: Entry) -> None:
         """Takes back the facts about a call that is not to be dispatched any more; their places stay empty."""
@@ -307,8 +338,7 @@ class Turn:
         self._crash_drill.reach("before_complete", answered)
         try:
             if facts and self._journal is not None:
-                self._journal.append([*facts, *self._marks()])
-                self._read.clear()
+                self._append(self._journal, facts)
         except JournalBusy as error:
             self._wait_for_database(error)
             return

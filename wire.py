@@ -25,7 +25,9 @@ METHOD_NOT_FOUND: Final = -32601
 INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
 
+INITIALIZE: Final = "initialize"
 TOOLS_CALL: Final = "tools/call"
+TOOLS_LIST: Final = "tools/list"
 CANCELLED: Final = "notifications/cancelled"
 META_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
 META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
@@ -82,6 +84,7 @@ class Message(NamedTuple):
     call: ToolCall | None = None
     cancels: Id | None = None
     task_id: str | None = None  # of a tasks/* request
+    params: Mapping[str, Any] = {}  # of initialize and tools/list
     batch: tuple["Message", ...] = ()  # the objects in an array
 
 
@@ -458,6 +461,7 @@ def _read_message(line: bytes, text: str, members: _Object) -> Message:
         call=call,
         cancels=_identity(param.get("requestId")) if method == CANCELLED else None,
         task_id=task_id if method and method.startswith("tasks/") and isinstance(task_id, str) else None,
+        params=param if method in (INITIALIZE, TOOLS_LIST) else {},
     )
 
 

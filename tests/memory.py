@@ -6,13 +6,17 @@ import os
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from courier import Courier
 from journal import Journal
 from locate import Unpinned
 from refusals import Refusals
 from relay import Relay
+from reporter import REGISTER_PATH, REPORT_PATH, Answer, Config
+from reports import Reports
 from settings import Settings
 from states import Cause
 from storage import Files, Lock
@@ -133,6 +137,85 @@ class FakeDrill(CrashDrill):
         raise Killed
 
 
+@dataclass(eq=False)
+class FakeExchange:
+    """One POST, answered when the test says so."""
+
+    url: str
+    body: dict[str, Any]
+    done: Callable[[Answer], None]
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class FakeEndpoint:
+    """Takes what a relay has to report. Answers at once with `status`, or leaves exchanges open where that is None."""
+
+    def __init__(self, status: int | None = 200) -> None:
+        self.config = Config(api_key="a-secret-key", server_did="did:web:s", server_url="https://s.example/mcp")
+        self.answer = None if status is None else self.said(status)
+        self.exchanges: list[FakeExchange] = []
+        self.open: list[FakeExchange] = []
+
+    @staticmethod
+    def said(status: int | None, *, retry_after: float | None = None) -> Answer:
+        is_taken = status is not None and 200 <= status < 300
+        return Answer(status, None if is_taken else f"{status}", retry_after)
+
+    def courier_of(self, bench: "Bench") -> Courier:
+        return Courier(
+            self.config,
+            bench.journal,
+            loop=bench.loop,
+            call_home=lambda callback: bench.loop.call_soon(callback),
+            now_ms=lambda: NOW_MS + round((bench.loop.now - 100) * 1000),
+            commit=lambda: bench.relay.commit_riders(),
+            on_change=lambda: None,
+            start_exchange=self._start,
+            jitter=lambda: 0.5,
+        )
+
+    def reports_of(self, bench: "Bench") -> Reports:
+        assert bench.courier is not None
+        reports = Reports(
+            self.config,
+            send=bench.courier.take,
+            register=bench.courier.register,
+            now_ms=lambda: NOW_MS,
+            time=bench.loop.time,
+        )
+        if bench.journal is not None:
+            bench.journal.report_doubt = reports.of_left_doubt
+        return reports
+
+    def _start(
+        self, url: str, body: bytes, *, api_key: str, timeout_s: float, done: Callable[[Answer], None]
+    ) -> FakeExchange:
+        assert api_key == self.config.api_key
+        exchange = FakeExchange(url, json.loads(body), done)
+        self.exchanges.append(exchange)
+        if self.answer is None:
+            self.open.append(exchange)
+        else:
+            done(self.answer)
+        return exchange
+
+    @property
+    def registrations(self) -> list[dict[str, Any]]:
+        return [one.body for one in self.exchanges if one.url.endswith(REGISTER_PATH)]
+
+    @property
+    def reports(self) -> list[tuple[str, str, str]]:
+        """Tool, action and reason of each report that was sent, in the order of sending."""
+        sent = [one.body for one in self.exchanges if one.url.endswith(REPORT_PATH)]
+        return [
+            (body["detection"]["reasons"][0][5:], body["enforcement"]["action"], body["enforcement"]["reason"])
+            for body in sent
+        ]
+
+
 class Bench:
     """One relay between two sinks, and the ways to talk to it.
 
@@ -149,8 +232,10 @@ class Bench:
         workflow_id: str | None = "w",
         on_up: Callable[[bytes], None] = lambda line: None,
         on_down: Callable[[bytes], None] = lambda line: None,
+        endpoint: "FakeEndpoint | None" = None,
     ) -> None:
         self.path = path
+        self.endpoint = endpoint
         self.settings = settings
         self._lives = [self]  # of this journal, one after the other
         self.loop = loop or FakeLoop()
@@ -161,6 +246,7 @@ class Bench:
         if path is not None:
             files = Files(str(path))
             self.journal = Journal(files, exists=files.exists(), workflow_id=workflow_id, now_ms=lambda: NOW_MS)
+        self.courier = endpoint.courier_of(self) if endpoint is not None else None
         refusals = Refusals(str(path) if path else None, ["checkpoint"], hides_arguments=settings.redacts_arguments)
         self.relay = Relay(
             settings,
@@ -172,6 +258,8 @@ class Bench:
             now_ms=lambda: NOW_MS,
             on_change=self._changed,
             crash_drill=drill or FakeDrill(),
+            reports=endpoint.reports_of(self) if endpoint is not None else None,
+            riders=self.courier,
         )
 
     def _changed(self) -> None:
@@ -211,7 +299,8 @@ class Bench:
     def restart(self, settings: Settings | None = None, *, workflow_id: str | None = "w") -> "Bench":
         """Ends the last relay at once, with nothing said to either side, and gives one on the same journal."""
         self._lives[-1].end()
-        self._lives.append(Bench(self.path, settings or self._lives[-1].settings, workflow_id=workflow_id))
+        settings = settings or self._lives[-1].settings
+        self._lives.append(Bench(self.path, settings, workflow_id=workflow_id, endpoint=self.endpoint))
         self._lives[-1]._lives = self._lives
         return self._lives[-1]
 

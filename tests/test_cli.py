@@ -123,28 +123,7 @@ def test_a_wrong_command_line_is_told_in_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [
-        ["--report-url", "https://example.invalid"],
-        ["--report-anything"],
-    ],
-    ids=" ".join,
-)
-def test_flags_of_later_versions_are_refused_as_such(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert main([*JOURNAL, *argv, *SERVER]) == 2
-    err = capfd.readouterr().err
-    assert "not in this version" in err
-    assert argv[0].partition("=")[0] in err
-
-
-@pytest.mark.parametrize("argv", [["report", "flush"], ["report", "flush", "--help"]])
-def test_commands_of_later_versions_are_refused_as_such(argv: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert main(argv) == 2
-    assert f"{argv[0]}: not in this version" in capfd.readouterr().err
-
-
-def test_a_value_is_not_taken_for_a_command_of_a_later_version(tmp_path: Path) -> None:
+def test_a_value_is_not_taken_for_a_command(tmp_path: Path) -> None:
     argv = ["--name", "session", "--journal", "journal", "--workflow-id", "report", "--", "/nonexistent/server"]
     ended = relay(argv, cwd=tmp_path)
     assert (ended.returncode, ended.stdout) == (5, b"")

@@ -457,7 +457,7 @@ def test_every_table_is_strict(finished: Path) -> None:
     )
     assert {name for name, _ in tables} == {
         *("journal", "owners", "dispatches", "outcomes", "doubts", "decisions"),
-        *("tasks", "deliveries", "forks", "prunings"),
+        *("tasks", "deliveries", "forks", "prunings", "reports"),
     }
     assert all(strict for _, strict in tables)
 

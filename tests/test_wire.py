@@ -544,7 +544,7 @@ def test_a_method_is_known_through_its_escapes(method: str) -> None:
 @pytest.mark.parametrize("method", ["tools/call ", "Tools/Call", "tools/calls", "tools/list", "", "tools/cal\\u0000l"])
 def test_another_method_is_another_method(method: str) -> None:
     line = call().replace(b"tools/call", method.encode())
-    assert wire.read_downstream(line) == Message(json.loads(f'"{method}"'), Id("integer", 1), b"1")
+    assert wire.read_downstream(line)._replace(params={}) == Message(json.loads(f'"{method}"'), Id("integer", 1), b"1")
 
 
 def test_a_method_that_is_a_call_up_to_its_nul_is_refused() -> None:
@@ -1115,9 +1115,15 @@ def test_our_own_requests_and_cancels_are_lines_that_we_would_pass() -> None:
     meta = wire.read_downstream(call(rest=',"_meta":{"a":1.5,"b":"\u2028"}')).meta
     line = wire.request_line("checkpoint-1", "tools/list", {"_meta": meta})
     assert json.loads(line)["params"] == {"_meta": {"a": 1.5, "b": "\u2028"}}
-    assert wire.read_downstream(line)._replace(meta={}) == Message(
-        "tools/list", Id("string", "checkpoint-1"), b'"checkpoint-1"'
-    )
+    read = wire.read_downstream(line)
+    assert read.params.keys() == {"_meta"}
+    assert read._replace(meta={}, params={}) == Message("tools/list", Id("string", "checkpoint-1"), b'"checkpoint-1"')
+
+
+@pytest.mark.parametrize(("method", "is_kept"), [("initialize", True), ("tools/list", True), ("resources/list", False)])
+def test_params_are_kept_where_somebody_reads_them(method: str, is_kept: bool) -> None:
+    line = wire.request_line("1", method, {"cursor": "2"})
+    assert wire.read_downstream(line).params == ({"cursor": "2"} if is_kept else {})
     assert wire.read_downstream(wire.cancel_line(b"1.0")).cancels == Id("integer", 1)
 
 

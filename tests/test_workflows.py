@@ -240,12 +240,12 @@ def test_where_the_system_does_not_tell_the_next_line_says_that_answers_were_rea
 
 def test_what_was_read_is_recorded_at_the_end_but_a_process_that_only_replayed_writes_nothing(bench: Bench) -> None:
     run(bench, "a")
-    bench.relay.close()
+    bench.relay.commit_riders()
     assert bench.select("SELECT delivered FROM calls") == [(1,)]
     run(bench, "b")
     again = bench.restart()
     again.ask(call(1, "b", seq=2))
-    again.relay.close()
+    again.relay.commit_riders()
     assert again.select("SELECT delivered FROM calls ORDER BY sequence") == [(1,), (0,)]
 
 

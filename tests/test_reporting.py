@@ -1,0 +1,260 @@
+"""Reporting with real processes and an endpoint that listens: flags, key, the end of a relay, `checkpoint report`."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from reporter_endpoint import Endpoint, drip, hang, refused, reply
+from support import Client, relay_words, rows, until, upstream_words
+
+from checkpoint import main
+from queues import queue_at
+from reporter import REGISTER_PATH, REPORT_PATH, Config, SqliteOutbox, build_detection_body
+from storage import Lock
+
+KEY = "a-key-of-some-length"
+OK = reply(200, "{}")
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with Endpoint(OK) as listening:
+        yield listening
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKPOINT_API_KEY", KEY)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+def reporting(url: str) -> list[str]:
+    server = ["--report-server-did", "did:web:s.example", "--report-server-url", "https://s.example/mcp"]
+    return [*server, "--report-base-url", url]
+
+
+def reported(endpoint: Endpoint) -> list[tuple[str, str, str]]:
+    """Tool, action and reason of what arrived."""
+    bodies = [request.body for request in endpoint.requests if request.target == REPORT_PATH]
+    return [
+        (body["detection"]["reasons"][0][5:], body["enforcement"]["action"], body["enforcement"]["reason"])
+        for body in bodies
+    ]
+
+
+def waiting(capfd: pytest.CaptureFixture[str], path: Path) -> list[dict[str, Any]]:
+    """What `report list --json` says."""
+    assert main(["report", "list", str(path), "--json"]) == 0
+    return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def flush(capfd: pytest.CaptureFixture[str], path: Path, *flags: str, code: int = 0) -> dict[str, int]:
+    """What `report flush --json` says."""
+    assert main(["report", "flush", str(path), "--json", *flags]) == code
+    tally: dict[str, int] = json.loads(capfd.readouterr().out)
+    return tally
+
+
+# ---------------------------------------------------------------------------------------------------------- the relay
+
+
+@pytest.mark.parametrize("has_journal", [True, False])
+def test_a_relay_registers_and_reports(endpoint: Endpoint, journal: Path, ledger: Path, has_journal: bool) -> None:
+    flags = [*(["--journal", str(journal)] if has_journal else []), *reporting(endpoint.url)]
+    with Client(relay_words(*flags, upstream=upstream_words(ledger))) as client:
+        client.shake_hands()
+        client.call("charge", {"n": 1})
+        until(lambda: reported(endpoint) == [("charge", "permit", "executed")], "a report")
+        assert client.finish() == 0
+    registered = [request.body for request in endpoint.requests if request.target == REGISTER_PATH]
+    assert registered[0]["serverDid"] == "did:web:s.example"
+    assert {request.headers["authorization"] for request in endpoint.requests} == {f"Bearer {KEY}"}
+    body = next(request.body for request in endpoint.requests if request.target == REPORT_PATH)
+    assert body["identity"] == {"agent": {"clientInfoName": "t"}}
+
+
+def test_the_last_report_arrives_before_the_end(endpoint: Endpoint, journal: Path, ledger: Path) -> None:
+    words = relay_words("--journal", journal, *reporting(endpoint.url), upstream=upstream_words(ledger))
+    with Client(words) as client:
+        client.call("charge", {})
+        assert client.finish() == 0
+    assert reported(endpoint) == [("charge", "permit", "executed")]
+
+
+@pytest.mark.parametrize("answer", [hang, drip(b"HTTP/1.1 200 OK\r\n")], ids=["silent", "dripping"])
+def test_a_hostile_endpoint_delays_no_call_and_holds_up_no_end(answer: Any, journal: Path, ledger: Path) -> None:
+    """RS-01, RS-03, RS-04."""
+    with Endpoint(answer) as endpoint:
+        words = relay_words("--journal", journal, *reporting(endpoint.url), upstream=upstream_words(ledger))
+        with Client(words) as client:
+            for number in range(20):
+                client.call("charge", {"n": number})
+            until(lambda: len(endpoint.requests) > 0, "an exchange that does not end")
+            assert client.finish(deadline_s=5.0) == 0
+        assert len(rows(journal)) == 20
+
+
+def test_a_killed_relay_leaves_its_reports_to_the_next(
+    endpoint: Endpoint, journal: Path, ledger: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with refused() as nowhere:
+        words = relay_words("--journal", journal, *reporting(nowhere), upstream=upstream_words(ledger))
+        with Client(words) as client:
+            client.call("charge", {"n": 1})
+            client.call("charge", {"n": 2})
+            client.kill()
+        assert [row["status"] for row in waiting(capfd, journal)] == ["waiting"] * 2
+        assert flush(capfd, journal, "--limit", "1", code=1) == {"delivered": 0, "failed": 1, "waiting": 2, "dead": 0}
+    assert flush(capfd, journal, "--base-url", endpoint.url) == {"delivered": 2, "failed": 0, "waiting": 0, "dead": 0}
+    assert reported(endpoint) == [("charge", "permit", "executed")] * 2
+    assert len(rows(journal)) == 2
+
+
+def test_upstream_does_not_get_the_key(endpoint: Endpoint, journal: Path, tmp_path: Path) -> None:
+    upstream = ["sh", "-c", f"env > {tmp_path}/env; cat > /dev/null"]
+    with Client(relay_words("--journal", journal, *reporting(endpoint.url), upstream=upstream)) as client:
+        until(lambda: (tmp_path / "env").exists() and "PATH" in (tmp_path / "env").read_text(), "its environment")
+        client.finish()
+        assert KEY not in client.stderr_text()
+    assert KEY not in (tmp_path / "env").read_text()
+
+
+def test_upstream_keeps_a_key_that_is_not_ours(journal: Path, tmp_path: Path) -> None:
+    upstream = ["sh", "-c", f"env > {tmp_path}/env; cat > /dev/null"]
+    with Client(relay_words("--journal", journal, upstream=upstream)) as client:
+        until(lambda: (tmp_path / "env").exists() and "PATH" in (tmp_path / "env").read_text(), "its environment")
+        client.finish()
+    assert KEY in (tmp_path / "env").read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--report-server-did", "did:web:s"], "needs both"),
+        (["--report-server-url", "https://s"], "needs both"),
+        (["--report-display-name", "S"], "needs both"),
+        (["--report-server-did", "d", "--report-server-url", "u", "--report-base-url", "ftp://x"], "no http or https"),
+    ],
+)
+def test_flags_that_do_not_go_together(flags: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*flags, "--", "true"]) == 2
+    assert says in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("given", [None, "", " ", "schlüssel"])
+def test_a_key_that_is_missing_or_unusable(
+    given: str | None, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CHECKPOINT_API_KEY")
+    if given is not None:
+        monkeypatch.setenv("CHECKPOINT_API_KEY", given)
+    assert main([*reporting("http://127.0.0.1:9"), "--", "true"]) == 2
+    err = capfd.readouterr().err
+    assert "CHECKPOINT_API_KEY" in err
+    assert err.count("\n") == 1
+
+
+# -------------------------------------------------------------------------------------------------- checkpoint report
+
+
+@pytest.fixture(params=["journal", "outbox"])
+def queue(request: pytest.FixtureRequest, endpoint: Endpoint, tmp_path: Path, ledger: Path) -> Path:
+    """Three reports that wait for the endpoint, in either kind of file."""
+    path = tmp_path / str(request.param)
+    if request.param == "journal":
+        endpoint.then(hang)
+        words = relay_words("--journal", path, *reporting(endpoint.url), upstream=upstream_words(ledger))
+        with Client(words) as client:
+            for number in range(3):
+                client.call(f"charge{number}", {})
+            client.kill()
+        endpoint.then(OK)
+        endpoint.requests.clear()
+    else:
+        config = Config(api_key=KEY, server_did="d", server_url="u", base_url=endpoint.url)
+        outbox = SqliteOutbox(path)
+        for number in range(3):
+            body = build_detection_body(
+                config, {"tool_name": f"charge{number}", "action": "permit", "reason": "executed"}
+            )
+            row = outbox.add(body, f"charge{number}", endpoint.url)
+            outbox.give_back([row])
+        outbox.close()
+    return path
+
+
+def test_flush_sends_each_once_and_then_has_nothing_to_do(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert flush(capfd, queue) == {"delivered": 3, "failed": 0, "waiting": 0, "dead": 0}
+    assert flush(capfd, queue) == {"delivered": 0, "failed": 0, "waiting": 0, "dead": 0}
+    assert sorted(reported(endpoint)) == [(f"charge{number}", "permit", "executed") for number in range(3)]
+
+
+def test_flush_puts_off_what_failed_and_now_does_not(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.then(reply(503, "later"))
+    assert flush(capfd, queue, code=1) == {"delivered": 0, "failed": 3, "waiting": 3, "dead": 0}
+    endpoint.then(OK)
+    assert flush(capfd, queue)["delivered"] == 0
+    assert all(20 < row["due_in_s"] < 40 and "503" in row["error"] for row in waiting(capfd, queue))
+    assert flush(capfd, queue, "--now", "--limit", "2") == {"delivered": 2, "failed": 0, "waiting": 1, "dead": 0}
+
+
+def test_the_dead_are_listed_with_their_reason_and_can_be_sent_again(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    endpoint.then(reply(400, "no such server"))
+    assert flush(capfd, queue, code=1) == {"delivered": 0, "failed": 3, "waiting": 0, "dead": 3}
+    assert main(["report", "dead", str(queue)]) == 0
+    assert capfd.readouterr().out.count("no such server") == 3
+    assert main(["report", "dead", str(queue), "--retry"]) == 0
+    assert capfd.readouterr().out == "3 are due again\n"
+    endpoint.then(OK)
+    assert flush(capfd, queue)["delivered"] == 3
+
+
+@pytest.mark.parametrize("queue", ["journal"], indirect=True)
+def test_flush_is_busy_while_a_relay_owns_the_journal(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock = Lock(f"{queue}.lock")
+    assert lock.take()
+    assert main(["report", "flush", str(queue)]) == 1
+    assert capfd.readouterr().err.startswith("checkpoint: busy: ")
+    assert len(waiting(capfd, queue)) == 3
+    lock.give_back()
+    assert endpoint.requests == []
+
+
+def test_flush_claims_so_that_nobody_else_sends_the_same(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    claimed = queue_at(str(queue)).claim(2, time.time_ns() // 1_000_000, ignores_due=False)
+    assert len(claimed) == 2
+    assert flush(capfd, queue, "--now") == {"delivered": 1, "failed": 0, "waiting": 2, "dead": 0}
+
+
+@pytest.mark.parametrize("queue", ["journal"], indirect=True)
+def test_flush_leaves_no_owner_behind(queue: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    before = rows(queue)
+    flush(capfd, queue)
+    assert rows(queue) == before
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no database"])
+def test_what_is_neither_journal_nor_outbox_is_left_alone(
+    content: bytes | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "x"
+    if content is not None:
+        path.write_bytes(content)
+    before = sorted(os.listdir(tmp_path))
+    assert main(["report", "flush", str(path)]) == 4
+    assert capfd.readouterr().err.startswith("checkpoint: ")
+    assert sorted(os.listdir(tmp_path)) == before
