@@ -13,10 +13,10 @@ For each pair of an official client and a server that people use:
     ledger     what the server keeps (commits, rows, files) is after the resume what it was before it
 
 A second table holds everything else that a protocol era has, one client each: server-everything with npm's sdk 1.x,
-and scripts/matrix_server.py with npm's client 2.x in the era of 2026-07-28, since no server on npm has that era yet.
-Answers, and what the server sends or asks meanwhile, must equal those of a direct session.
+and scripts/matrix_server.py with npm's client 2.x in the era of 2026-07-28, which server-everything does not know.
+Answers, and what the server sends or asks meanwhile, must equal those of a direct session; every call is on record.
 
-    scripts/matrix.py --quick                      half a minute, and nothing to install
+    scripts/matrix.py --quick                      two cells in half a minute, nothing to install
     scripts/matrix.py                              installs what it needs into .venv/matrix first
     scripts/matrix.py --only inspector             cells whose client or server contains this
 
@@ -527,11 +527,10 @@ class Cell:
             raise Wrong("calls were answered that are not on record")
         return owners[0]
 
-    def wait(self, is_so: Callable[[], bool], what: str, seconds: float | None = None) -> None:
-        ends_s = time.monotonic() + (self.left_s() if seconds is None else seconds)
-        while not is_so():
-            if time.monotonic() > ends_s:
-                raise BrokenOff(f"waited in vain: {what}")
+    def wait_for_row(self, row: tuple[Any, ...]) -> None:
+        while row not in self.rows():
+            if not self.left_s():
+                raise BrokenOff(f"waited in vain for {row} in the journal")
             time.sleep(0.005)
 
 
@@ -571,96 +570,105 @@ def session(talk: Talk | Inspections, calls: Sequence[Call], *, pins: bool) -> l
     return learned + [talk.ask("call", *call, pin if pins else None) for pin, call in enumerate(calls, start=1)]
 
 
-def try_pair(cell: Cell, client: Client, server: Server, result: Result) -> None:
-    """One cell of the first table."""
-    calls = [server.placed(call, cell.world) for call in (server.effect, server.look, NO_SUCH) if call]
-    flags = () if client.can_pin else ("--unpinned", "matched")
-    cell.make_world(server)
-    untouched = server.ledger(cell.world) if server.ledger else None
-    with cell.connect(client, server) as talk:
-        direct = session(talk, calls, pins=False)
-    effects = server.ledger(cell.world) if server.ledger else None
-    cell.make_world(server)
-    is_refused = server.is_legacy and client.mode == MODERN
-    if server.effect is None or is_refused:
-        with cell.connect(client, server, flags) as talk:
-            relayed = session(talk, calls, pins=client.can_pin)
-        expect_equal("relayed", as_relayed(direct), relayed)
-        if is_refused and not any("error" in one for one in direct):
+class Pair:
+    """A client and a server that meet in a cell."""
+
+    def __init__(self, cell: Cell, client: Client, server: Server) -> None:
+        self.cell, self.client, self.server = cell, client, server
+        self.calls: list[Call] = [
+            server.placed(call, cell.world) for call in (server.effect, server.look, NO_SUCH, server.doubtful) if call
+        ]
+        self.flags = () if client.can_pin else ("--unpinned", "matched")
+        self.cut_off_ran: bool | None = None  # see Result
+
+    def ledger(self) -> Any:
+        """What the server has kept, or None where it keeps nothing."""
+        return self.server.ledger(self.cell.world) if self.server.ledger else None
+
+    def learn(self, calls: Sequence[Call], *, is_direct: bool) -> list[Any]:
+        """All of a session."""
+        with self.cell.connect(self.client, self.server, None if is_direct else self.flags) as talk:
+            return session(talk, calls, pins=self.client.can_pin and not is_direct)
+
+    def try_it(self, result: Result) -> None:
+        """One cell of the first table."""
+        is_refused = self.server.is_legacy and self.client.mode == MODERN
+        is_in_full = len(self.calls) > 1 and not is_refused
+        calls = self.calls[:-1] if is_in_full else self.calls
+        self.cell.make_world(self.server)
+        untouched = self.ledger()
+        direct = self.learn(calls, is_direct=True)
+        if is_in_full:
+            self.check_direct(direct, has_effect=self.ledger() != untouched)
+        elif is_refused and not any("error" in one for one in direct):
             raise BrokenOff(f"a server that is said to know no {MODERN} served it")
-        result.outcome = "no era" if is_refused else "list"
-        return
-    for one in direct[:-1]:
-        if one.get("answer", {"isError": True}).get("isError"):
-            raise BrokenOff(f"fails without the relay too: {one}")
-    if server.ledger and effects == untouched:
-        raise BrokenOff("the call that should have an effect has none")
-    doubtful = server.placed(server.doubtful, cell.world)
-    relayed = cut_off(cell, client, server, flags, [*calls, doubtful], direct, result)
-    resume(cell, client, server, flags, [*calls, doubtful], relayed)
-    result.outcome, result.note = "ok", client.note
+        self.cell.make_world(self.server)
+        if is_in_full:
+            self.resume(self.cut_off(direct))
+            result.outcome, result.note, result.cut_off_ran = "ok", self.client.note, self.cut_off_ran
+        else:
+            expect_equal("relayed", as_relayed(direct), self.learn(calls, is_direct=False))
+            result.outcome = "no era" if is_refused else "list"
 
+    def check_direct(self, direct: Sequence[Any], *, has_effect: bool) -> None:
+        """Raises if there is nothing to compare with: all but the last call must work."""
+        for one in direct[:-1]:
+            if one.get("answer", {"isError": True}).get("isError"):
+                raise BrokenOff(f"fails without the relay too: {one}")
+        if self.server.ledger and not has_effect:
+            raise BrokenOff("the call that should have an effect has none")
 
-def cut_off(
-    cell: Cell,
-    client: Client,
-    server: Server,
-    flags: Sequence[str],
-    calls: Sequence[Call],
-    direct: Sequence[Any],
-    result: Result,
-) -> list[Any]:
-    """A session with a relay that is killed in the middle of the last call; all that was learned before that."""
-    *whole, doubtful = calls
-    with cell.connect(client, server, flags) as talk:
-        learned = session(talk, whole, pins=client.can_pin)
-        expect_equal("relayed", masked(as_relayed(direct), server.volatile), masked(learned, server.volatile))
-        effects = server.ledger(cell.world) if server.ledger else None
-        if isinstance(talk, Talk):
-            relay, upstream = cell.owner()
-            os.killpg(upstream, signal.SIGSTOP)
-            talk.say("call", *doubtful, len(calls))
-            pending = (len(calls), 1, "PENDING")
-            cell.wait(lambda: pending in cell.rows(), "the call is on record")
-            os.kill(relay, signal.SIGKILL)
-            os.killpg(upstream, signal.SIGCONT)
-            cut = talk.hear()
-    if isinstance(talk, Inspections):  # the process that makes the call is the one that starts the server
-        with cell.connect(client, server, (*flags, "--crash-at", "mid_upstream")) as talk:
-            cut = talk.ask("call", *doubtful)
-        upstream = cell.owner()[1]
-    if "error" not in cut:
-        raise Wrong(f"a call was answered though the relay died: {cut}")
-    end_group(upstream)
-    if server.ledger:
-        result.cut_off_ran = server.ledger(cell.world) != effects
-    return learned
+    def cut_off(self, direct: Sequence[Any]) -> list[Any]:
+        """A session with a relay that is killed in the middle of the last call; what was learned before that."""
+        *calls, doubtful = self.calls
+        with self.cell.connect(self.client, self.server, self.flags) as talk:
+            learned = session(talk, calls, pins=self.client.can_pin)
+            volatile = self.server.volatile
+            expect_equal("relayed", masked(as_relayed(direct), volatile), masked(learned, volatile))
+            effects = self.ledger()
+            if isinstance(talk, Talk):
+                upstream, heard = self.kill_outside(talk, doubtful)
+        if isinstance(talk, Inspections):
+            upstream, heard = self.kill_inside(doubtful)
+        if "error" not in heard:
+            raise Wrong(f"a call was answered though the relay died: {heard}")
+        end_group(upstream)
+        if self.server.ledger:
+            self.cut_off_ran = self.ledger() != effects
+        return learned
 
+    def kill_outside(self, talk: Talk, doubtful: Call) -> tuple[int, Any]:
+        """SIGKILL to the relay while its server is stopped; the server, and what the client hears of its call."""
+        relay, upstream = self.cell.owner()
+        os.killpg(upstream, signal.SIGSTOP)
+        talk.say("call", *doubtful, len(self.calls))
+        self.cell.wait_for_row((len(self.calls), 1, "PENDING"))
+        os.kill(relay, signal.SIGKILL)
+        os.killpg(upstream, signal.SIGCONT)
+        return upstream, talk.hear()
 
-def resume(
-    cell: Cell, client: Client, server: Server, flags: Sequence[str], calls: Sequence[Call], before: Sequence[Any]
-) -> None:
-    """A second session with the same journal: replays, one doubt, and one new call."""
-    effects = server.ledger(cell.world) if server.ledger else None
-    with cell.connect(client, server, flags) as talk:
-        after = session(talk, calls, pins=client.can_pin)
-        look = talk.ask("call", *server.placed(server.look, cell.world), len(calls) + 1)
-    expect_equal("replayed", before, after[:-1])
-    # The Inspector shows code and message only.
-    refused = after[-1].get("error", {})
-    reason = (refused.get("data") or {}).get("checkpoint", {}).get("reason")
-    expect_equal("cut off", [IN_DOUBT, "in_doubt" if client.can_pin else None], [refused.get("code"), reason])
-    called = before[-(len(calls) - 1) :]
-    done = [(seq, 1, "COMPLETED" if "answer" in one else "FAILED") for seq, one in enumerate(called, start=1)]
-    # Where nothing new could be called, no relay has taken the journal over and written down that the first is dead.
-    done.append((len(calls), 1, "IN_DOUBT" if client.can_pin else "PENDING"))
-    if client.can_pin:
-        if "answer" not in look:
-            raise Wrong(f"a new call after the resume: {look}")
-        done.append((len(calls) + 1, 1, "COMPLETED"))
-    expect_equal("the journal", done, cell.rows())
-    if server.ledger:
-        expect_equal("the ledger", effects, server.ledger(cell.world))
+    def kill_inside(self, doubtful: Call) -> tuple[int, Any]:
+        """The same where nobody can come in between, since one process starts the server and makes the call."""
+        with self.cell.connect(self.client, self.server, (*self.flags, "--crash-at", "mid_upstream")) as talk:
+            heard = talk.ask("call", *doubtful)
+        return self.cell.owner()[1], heard
+
+    def resume(self, before: Sequence[Any]) -> None:
+        """A second session with the same journal: replays, one doubt, and one new call."""
+        effects, count = self.ledger(), len(self.calls)
+        with self.cell.connect(self.client, self.server, self.flags) as talk:
+            *after, doubtful = session(talk, self.calls, pins=self.client.can_pin)
+            new = talk.ask("call", *self.calls[1], count + 1)
+        expect_equal("replayed", before, after)
+        refused = doubtful.get("error", {})
+        reason = (refused.get("data") or {}).get("checkpoint", {}).get("reason")  # the Inspector does not show it
+        expect_equal("cut off", [IN_DOUBT, "in_doubt" if self.client.can_pin else None], [refused.get("code"), reason])
+        # Where nothing new could be called, no relay has taken the journal over and put on record that the first died.
+        statuses = ["COMPLETED" if "answer" in one else "FAILED" for one in after[1 - count :]]
+        statuses += ["IN_DOUBT", "COMPLETED"] if self.client.can_pin else ["PENDING"]
+        expect_equal("a new call", self.client.can_pin, "answer" in new)
+        expect_equal("the journal", [(n, 1, status) for n, status in enumerate(statuses, start=1)], self.cell.rows())
+        expect_equal("the ledger", effects, self.ledger())
 
 
 def end_group(pgid: int) -> None:
@@ -892,7 +900,7 @@ class Matrix:
             result = Result("pairs", client.name, server.name)
             with self.cell(result, client.home, server.home) as cell:
                 if cell:
-                    try_pair(cell, client, server, result)
+                    Pair(cell, client, server).try_it(result)
         for era in ERAS:
             if wanted := self.features(era):
                 self.run_depth(era, wanted)
@@ -1022,7 +1030,7 @@ def show(matrix: Matrix, seconds: float) -> None:
             print("\n".join(table(found, corner, second, notes)), end="\n\n")
     counts = Counter(result.outcome for result in results)
     for mark, meaning in [*notes.numbered(), *(item for item in LEGEND.items() if item[0] in counts)]:
-        folded = "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in meaning.splitlines())
+        folded = "\n".join(textwrap.fill(line, 112) for line in meaning.splitlines())
         print(f"{mark:8}{textwrap.indent(folded, ' ' * 8).lstrip()}")
     cut = [one.cut_off_ran for one in results if one.cut_off_ran is not None]
     if cut:
