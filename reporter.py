@@ -621,8 +621,18 @@ class Outbox(Protocol):
 Warn = Callable[[str], None]
 
 
-def _log(message: str) -> None:
-    logging.getLogger("checkpoint.reporter").warning("%s", message)
+def _tell(on_warn: Warn | None, message: str) -> None:
+    """Hands a warning to whoever wants it, else to the log. A callback may be any object, falsy ones too."""
+    if on_warn is not None:
+        on_warn(message)
+    else:
+        logging.getLogger("checkpoint.reporter").warning("%s", message)
+
+
+def _tell_dropped(on_warn: Warn | None, before: int, dropped: int) -> None:
+    """Warns at the first, the tenth, the hundredth ... report dropped: a full outbox must not flood the log."""
+    if dropped and (not before or len(str(dropped)) > len(str(before))):
+        _tell(on_warn, f"the outbox is full: {dropped} of the oldest reports dropped so far")
 
 
 class MemoryOutbox:
@@ -654,8 +664,7 @@ class MemoryOutbox:
         if len(rows) > self._max_rows:
             del rows[next(iter(rows))]
             self.dropped += 1
-            if str(self.dropped).strip("0") == "1":  # 1, 10, 100, ...: it must not flood where it says so
-                (self.on_warn or _log)(f"the memory outbox is full: {self.dropped} of the oldest reports are dropped")
+            _tell_dropped(self.on_warn, self.dropped - 1, self.dropped)
         return row_id
 
     async def mark_delivered(self, id: str) -> None:
@@ -804,7 +813,7 @@ class SqliteOutbox:
         """Stores a report, claimed; on disk when it returns."""
         content = encode(body)
         with self._transaction() as database:
-            dropped = self._make_room(database, len(content))
+            before, dropped = self._make_room(database, len(content))
             now = _monotonic_ms()
             until = now + int(self.visibility_timeout_s * 1000)
             row_id: int = database.execute(
@@ -813,8 +822,7 @@ class SqliteOutbox:
                 (_text(tool_name), content, base_url, _epoch_ms(), now, until),
             ).fetchone()[0]
         self._claims[row_id] = until
-        if dropped:
-            (self.on_warn or _log)(f"the outbox is full: {dropped} of the oldest reports were dropped")
+        _tell_dropped(self.on_warn, before, dropped)
         return row_id
 
     def claim(self, limit: int = FLUSH_LIMIT, *, ignores_due: bool = False) -> list[OutboxRecord]:
@@ -956,22 +964,24 @@ class SqliteOutbox:
         with _files:
             self._close()
 
-    def _make_room(self, database: "sqlite3.Connection", size_bytes: int) -> int:
-        """Deletes the oldest rows until a body fits; returns how many undelivered ones that took."""
+    def _make_room(self, database: "sqlite3.Connection", size_bytes: int) -> tuple[int, int]:
+        """Deletes the oldest rows until a body fits; returns how many undelivered ones went ever, before and now."""
         if size_bytes > self._max_bytes // 2:
             raise OutboxUnusable(f"outbox {self.path}: a report of {size_bytes} bytes is too large for it")
-        dropped = 0
+        if self._used_bytes(database) + size_bytes <= self._max_bytes:
+            return 0, 0
+        before: int = database.execute("SELECT dropped FROM store").fetchone()[0]
+        dropped = before
         while self._used_bytes(database) + size_bytes > self._max_bytes:
             rows = database.execute(
                 "DELETE FROM reports WHERE id IN (SELECT id FROM reports"
-                " ORDER BY delivered_at IS NULL, dead_at IS NULL, id LIMIT 50) RETURNING delivered_at"
+                " ORDER BY delivered_at IS NULL, dead_at IS NULL, id LIMIT 8) RETURNING delivered_at"
             ).fetchall()
             if not rows:
                 break
             dropped += sum(delivered_at is None for (delivered_at,) in rows)
-        if dropped:
-            database.execute("UPDATE store SET dropped = dropped + ?", (dropped,))
-        return dropped
+        database.execute("UPDATE store SET dropped = ?", (dropped,))
+        return before, dropped
 
     @staticmethod
     def _used_bytes(database: "sqlite3.Connection") -> int:
@@ -1356,7 +1366,7 @@ class CheckpointReporter:
 
     def _warn(self, message: str) -> None:
         try:
-            (self._on_warn or _log)(f"checkpoint reporter: {_plain(message, self.config.api_key)}")
+            _tell(self._on_warn, f"checkpoint reporter: {_plain(message, self.config.api_key)}")
         except Exception:  # a caller's callback, or a log that is closed
             pass
 
