@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import wire
 from reporter import Config, build_detection_body, encode
-from states import Answered, Cause, Doubted, Entry, Fact, ReportQueued, Status, storable
+from states import Answered, Cause, Doubted, Entry, ReportQueued, Status, storable
 
 _CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
 
@@ -75,7 +75,7 @@ class Reports:
 
     def of_outcome(
         self, fact: Answered | Doubted, request: wire.Message, *, read_at: float, left_at: float | None
-    ) -> Iterable[Fact]:
+    ) -> Sequence[ReportQueued]:
         """What goes on disk with the outcome of a dispatched call; nothing while upstream may still answer it."""
         if isinstance(fact, Doubted) and fact.cause in _NOT_OVER:
             return ()
@@ -149,9 +149,11 @@ def _stages(told: Told, journal_s: float, upstream_s: float) -> Iterable[Mapping
 
 
 def _name_in(client_info: Any) -> str | None:
-    """The name in a `clientInfo`, if it says anything."""
+    """The name in a `clientInfo`, if it says anything: the endpoint takes no blank ones."""
     name = client_info.get("name") if isinstance(client_info, dict) else None
-    return storable(name) if isinstance(name, str) and name.strip() else None
+    if not isinstance(name, str):
+        return None
+    return storable(name.replace("\ufeff", " ").strip()) or None  # white space to the endpoint, but not to Python
 
 
 def _registered(tools: Iterable[Any]) -> list[dict[str, str]]:

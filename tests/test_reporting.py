@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 from reporter_endpoint import Endpoint, drip, hang, refused, reply
-from support import Client, relay_words, rows, until, upstream_words
+from support import ROOT, Client, relay_words, rows, until, upstream_words
 
 from checkpoint import main
 from queues import queue_at
@@ -156,6 +158,14 @@ def test_a_key_that_is_missing_or_unusable(
     err = capfd.readouterr().err
     assert "CHECKPOINT_API_KEY" in err
     assert err.count("\n") == 1
+
+
+def test_nothing_is_lost_or_invented_when_relays_are_killed_and_the_endpoint_flaps() -> None:
+    """RO-01, RO-03, RD-03, RD-07."""
+    soak = [sys.executable, str(ROOT / "scripts" / "soak_reports.py"), "--quick", "--seed", "7"]
+    done = subprocess.run(soak, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "missing 0, invented 0" in done.stdout
 
 
 # -------------------------------------------------------------------------------------------------- checkpoint report
