@@ -488,8 +488,10 @@ class Journal:
                 )
                 database.execute("UPDATE reports SET body = NULL, due_at = NULL WHERE id = ?", (id,))
             case ReportFailed(id, attempts, due_at, error):
-                values = (attempts, due_at, error, id)
-                database.execute("UPDATE reports SET attempts = ?, due_at = ?, error = ?, is_claimed = 0 WHERE id = ?", values)
+                database.execute(
+                    "UPDATE reports SET attempts = ?, due_at = ?, error = ?, is_claimed = 0 WHERE id = ?",
+                    (attempts, due_at, error, id),
+                )
             case _:
                 assert_never(fact)
 
