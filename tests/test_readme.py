@@ -9,6 +9,7 @@ import pytest
 
 from checkpoint import EXIT_CODES, build_parser
 from refusals import CODES, Reason
+from reports import OF_STATUS, REPLAYED
 from states import DECISIONS, Action, Status
 from turn import CrashDrill
 
@@ -73,3 +74,14 @@ def test_the_demonstration_in_the_readme_is_a_fresh_run() -> None:
     run = subprocess.run([sys.executable, ROOT, "demo"], capture_output=True, text=True, timeout=60, check=True)
     assert f"```\n{run.stdout.rstrip()}\n```" in README
     assert run.stdout.rstrip().endswith("Charges that happened twice: 0.")
+
+
+def test_what_is_reported_is_the_table_in_the_code() -> None:
+    documented = {(row[1], row[2].strip("`")) for row in rows(README, "what became of a call")}
+    told = {(told.action, told.reason) for told in (*OF_STATUS.values(), REPLAYED)}
+    assert documented - {("block", "the reason of the refusal")} == told
+
+
+def test_the_outbox_in_the_documentation_is_one_that_the_tests_run() -> None:
+    source = (ROOT / "tests" / "reporter_own_outbox.py").read_text(encoding="utf-8")
+    assert source.split('"""\n', 1)[1].strip() in (ROOT / "docs" / "reporting.md").read_text(encoding="utf-8")
