@@ -86,11 +86,11 @@ class Config:
         put("timeout_s", _seconds(self.timeout_s))
 
 
-def _seconds(value: object) -> float:
-    """A time limit that a timer can take: the default for what is none."""
+def _seconds(value: object, default: float = DEFAULT_TIMEOUT_S) -> float:
+    """A time limit that a timer can take: the default for what is none, at most an hour."""
     if isinstance(value, (int, float)) and value > 0:  # false for nan
-        return min(float(min(value, _MAX_TIMEOUT_S)), _MAX_TIMEOUT_S)
-    return DEFAULT_TIMEOUT_S
+        return float(min(value, _MAX_TIMEOUT_S))
+    return default
 
 
 # ------------------------------------------------------------------------------------------------------------- bodies
@@ -382,7 +382,8 @@ def _unusable(url: str, api_key: str) -> str | None:
 
 # ----------------------------------------------------------------------------------------------------- one exchange
 
-_MAX_BODY_BYTES: Final = 65_536  # read of an answer
+_MAX_BODY_BYTES: Final = 65_536  # read of a 2xx
+_MAX_ERROR_BYTES: Final = 16_384  # read of any other answer
 _MAX_ERROR: Final = 300  # characters of an answer in an error
 _MAX_PHRASE: Final = 80  # of a status line
 
@@ -524,14 +525,14 @@ def _post(url: str, body: bytes, api_key: str, exchange: Exchange) -> Answer:
                 exchange.heard(Answer(status))
                 return Answer(status, body=response.read(_MAX_BODY_BYTES))
             exchange.heard(Answer(status, f"{phrase}: (response body unreadable)", delay_s))
-            return Answer(status, f"{phrase}: {_excerpt(response.read(_MAX_BODY_BYTES), api_key)}", delay_s)
+            return Answer(status, f"{phrase}: {_excerpt(response.read(_MAX_ERROR_BYTES), api_key)}", delay_s)
     except Exception as error:  # one delivery: whatever urllib, http.client or ssl make of a stranger's bytes
         return exchange._head or Answer(None, _plain(_fault(error), api_key)[:_MAX_ERROR])
 
 
 def _excerpt(body: bytes, api_key: str) -> str:
     text = _plain(body.decode("utf-8", "replace"), api_key)
-    if len(body) == _MAX_BODY_BYTES:
+    if len(body) == _MAX_ERROR_BYTES:
         text = text[: -len(api_key)]  # where reading stopped, a part of the key may stand
     return text[:_MAX_ERROR]
 
@@ -775,9 +776,7 @@ class SqliteOutbox:
         on_warn: Warn | None = None,
     ) -> None:
         self.path = path
-        self.visibility_timeout_s = (
-            visibility_timeout_s if visibility_timeout_s == 0 else _seconds(visibility_timeout_s)
-        )
+        self.visibility_timeout_s = _seconds(visibility_timeout_s, 60.0) if visibility_timeout_s else 0.0
         self.on_warn = on_warn
         self._max_bytes = max_bytes
         self._database: sqlite3.Connection | None = None
@@ -821,7 +820,7 @@ class SqliteOutbox:
                 " VALUES (?, ?, ?, ?, ?, ?, 1) RETURNING id",
                 (_text(tool_name), content, base_url, _epoch_ms(), now, until),
             ).fetchone()[0]
-        self._claims[row_id] = until
+            self._claims[row_id] = until
         _tell_dropped(self.on_warn, before, dropped)
         return row_id
 
@@ -847,7 +846,7 @@ class SqliteOutbox:
                 "UPDATE reports SET held_from = ?, held_until = ?, is_claimed = 1 WHERE id = ?",
                 [(now, until, row[0]) for row in rows],
             )
-        self._claims.update((row[0], until) for row in rows)
+            self._claims.update((row[0], until) for row in rows)
         claimed_until = time.time() + (until - _monotonic_ms()) / 1000
         return [
             OutboxRecord(row_id, json.loads(body), tool_name, attempts, claimed_until, base_url)

@@ -3,9 +3,11 @@
 import contextlib
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from http.client import responses
+from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
 import anyio
@@ -67,7 +69,7 @@ def drip(head: bytes) -> Answer:
 class Endpoint:
     """Listens on 127.0.0.1; gives the answers in turn, the last one for ever."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: Answer, tls: Path | None = None) -> None:
         self.requests: list[Request] = []
         self.arrived = threading.Semaphore(0)  # once per request, when it is whole
         self._answers = list(answers)
@@ -75,7 +77,11 @@ class Endpoint:
         self._lock = threading.Lock()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url = f"http{'s' if tls else ''}://127.0.0.1:{self.port}"
+        self._tls: ssl.SSLContext | None = None
+        if tls is not None:  # a file with certificate and key
+            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self._tls.load_cert_chain(tls)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
 
@@ -104,7 +110,10 @@ class Endpoint:
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, contextlib.suppress(OSError):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            stack.enter_context(connection)
+            if self._tls is not None:
+                connection = stack.enter_context(self._tls.wrap_socket(connection, server_side=True))
             request = _read(connection)
             if request is None:
                 return

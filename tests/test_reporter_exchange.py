@@ -2,11 +2,13 @@
 
 import itertools
 import queue
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +16,7 @@ from typing import Any, Final
 import pytest
 from reporter_endpoint import KEY, Endpoint, black_hole, drip, hang, hang_up, refused, reply
 
+import reporter
 from reporter import MAX_ATTEMPTS, TIMED_OUT, Answer, Exchange, Fate, Verdict, after, retry_after, start_exchange
 
 LIMIT_S: Final = 10.0  # for what a test waits for; never reached
@@ -274,6 +277,62 @@ def test_a_handshake_that_never_ends_is_bounded() -> None:
         post = Post(endpoint.url.replace("http", "https", 1), timeout_s=0.3)
         assert post.answer() == Answer(None, TIMED_OUT)
         post.ends()  # though TLS holds the socket
+
+
+@pytest.fixture
+def tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A certificate for localhost with its key, trusted while the test runs."""
+    file = tmp_path / "localhost.pem"
+    words = [
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-subj",
+        "/CN=localhost",
+        "-days",
+        "2",
+    ]
+    words += [
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-keyout",
+        str(file),
+        "-out",
+        f"{file}.crt",
+    ]
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate")
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    file.write_text(file.read_text() + Path(f"{file}.crt").read_text())
+    monkeypatch.setenv("SSL_CERT_FILE", str(file))
+    reporter._tls.cache_clear()
+    yield file
+    reporter._tls.cache_clear()
+
+
+def test_https_is_spoken_and_bounded(tls: Path) -> None:
+    with Endpoint(reply(200), tls=tls) as endpoint:
+        url = endpoint.url.replace("127.0.0.1", "localhost")
+        assert Post(url).answer().delivered
+        assert endpoint.requests[0].headers["authorization"] == f"Bearer {KEY}"
+        endpoint.then(drip(b"HTTP/1.1 200 OK\r\nX-Long: "))
+        post = Post(url, timeout_s=0.3)
+        assert post.answer() == Answer(None, TIMED_OUT)
+        post.ends()
+
+
+def test_a_certificate_of_another_host_is_a_fault(tls: Path) -> None:
+    with Endpoint(reply(200), tls=tls) as endpoint:
+        answer = Post(endpoint.url).answer()
+        assert answer.status is None
+        assert "certificate" in (answer.error or "").lower()
+        assert not endpoint.requests
 
 
 def test_nothing_is_printed_when_http_client_debugs(

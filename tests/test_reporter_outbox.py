@@ -360,7 +360,7 @@ def test_hopeless_reports_do_not_keep_others_back(
     with Endpoint(answer) as endpoint:
         run(backend, steps)
     assert outbox.counts() == Counts(waiting=20, dead=4, delivered=5, dropped=0)
-    assert {row.error for row in outbox.dead()} == {"400 Bad Request: ", "413 Request Entity Too Large: "}
+    assert {(row.status, (row.error or "")[:4]) for row in outbox.dead()} == {(400, "400 "), (413, "413 ")}
 
 
 def test_a_sweep_ends_at_a_fault_of_the_connection(outbox: SqliteOutbox, clock: Clock, told: list[str]) -> None:
