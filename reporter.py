@@ -474,6 +474,7 @@ class Exchange:
                 connection.settimeout(left_s / (len(found) - index))  # a dead address leaves time for the next one
                 connection.connect(where)
                 connection.settimeout(max(self._deadline - time.monotonic(), 0.001))
+                self._check()  # again: what was not connected could not be hung up
             except OSError as fault:
                 connection.close()
                 error = fault
@@ -485,10 +486,15 @@ class Exchange:
         # A duplicate, because TLS takes the descriptor over while it is still shaking hands, and because its number
         # cannot become another file's while we hold it.
         self._forget()
+        handle = connection.dup()
+        with self._lock:
+            self._handle = handle
+        self._check()
+
+    def _check(self) -> None:
         with self._lock:
             if self._is_settled:
                 raise TimeoutError
-            self._handle = connection.dup()
 
 
 def start_exchange(

@@ -125,6 +125,23 @@ def test_a_cancelled_exchange_hangs_up_and_calls_nobody(behaviour: Any) -> None:
     assert post.answers.empty()
 
 
+def test_nothing_is_sent_when_it_is_cancelled_while_it_connects(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    connect = socket.socket.connect
+
+    def cancelled_connect(connection: socket.socket, where: Any) -> None:
+        assert begun.wait(LIMIT_S)
+        post.exchange.cancel()  # too early for a hang-up: there is nothing to shut down yet
+        connect(connection, where)
+
+    with Endpoint(reply(200)) as endpoint:
+        monkeypatch.setattr(socket.socket, "connect", cancelled_connect)
+        post = Post(endpoint.url, timeout_s=30)
+        begun.set()
+        post.ends()
+        assert not endpoint.requests
+
+
 def test_a_callback_that_raises_ends_the_exchange_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
     called = threading.Event()
 
