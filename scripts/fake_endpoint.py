@@ -9,6 +9,7 @@ Prints its base URL as its first line. Each request is one line of the log, on d
 """
 
 import argparse
+import contextlib
 import json
 import os
 import threading
@@ -30,7 +31,6 @@ class Endpoint(ThreadingHTTPServer):
 
     def __init__(self, port: int, pattern: Sequence[str], log: BinaryIO | None) -> None:
         super().__init__(("127.0.0.1", port), Handler)
-        self.closing = threading.Event()
         self._statuses = cycle(pattern)
         self._log = log
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class Handler(BaseHTTPRequestHandler):
         status, answer = self.server.begin(self.path, body)
         try:
             if status == "hang":
-                self.server.closing.wait()
+                self.rfile.read(1)  # until the client has had enough
             if status in ("hang", "close"):
                 return
             content = json.dumps(answer).encode()
@@ -115,10 +115,8 @@ def main() -> None:
     args = parser.parse_args()
     endpoint = Endpoint(args.port, args.status, args.log)
     print(f"http://127.0.0.1:{endpoint.server_port}", flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         endpoint.serve_forever()
-    except KeyboardInterrupt:
-        endpoint.closing.set()
 
 
 if __name__ == "__main__":
