@@ -92,11 +92,11 @@ class Environment:
 
     def install(self) -> str:
         """Installs what is missing; why that failed, or ""."""
+        if self.kind == "npm" and not (shutil.which("node") and shutil.which("npm")):
+            return "node or npm is not installed"
         stamp, wanted = self.folder / "installed", "\n".join(self.packages)
         if stamp.exists() and stamp.read_text("utf-8") == wanted:
             return ""
-        if shutil.which("node" if self.kind == "npm" else sys.executable) is None:
-            return "node is not installed"
         where = self.folder.relative_to(ROOT)
         print(f"matrix.py: {self.kind} installs {' '.join(self.packages)} into {where}", file=sys.stderr, flush=True)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -104,8 +104,8 @@ class Environment:
         for words in self.commands():
             ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if ended.returncode != 0:
-                said = next((line for line in ended.stderr.splitlines() if "error" in line.lower()), "no reason given")
-                return f"{self.kind} could not install {' '.join(self.packages)}: {said}"
+                said = " ".join(line for line in ended.stderr.splitlines() if "error" in line.lower())
+                return f"{self.kind} could not install {' '.join(self.packages)}: {textwrap.shorten(said, 200)}"
         stamp.write_text(wanted, "utf-8")
         return ""
 
