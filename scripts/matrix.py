@@ -52,6 +52,7 @@ from typing import Any, Final
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPTS: Final = ROOT / "scripts"
 CACHE: Final = ROOT / ".venv" / "matrix"
+INSTALL_S: Final = 600.0
 CELL_S: Final = 180.0  # for what takes ten seconds, on a machine that may be busy
 SERVER_ENDS_S: Final = 3.0  # for a server whose client is gone; some never end by themselves
 MODERN: Final = "2026-07-28"
@@ -102,9 +103,14 @@ class Environment:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         for words in self.commands():
-            ended = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-            if ended.returncode != 0:
-                said = " ".join(line for line in ended.stderr.splitlines() if "error" in line.lower())
+            try:
+                subprocess.run(
+                    words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True, timeout=INSTALL_S
+                )
+            except subprocess.TimeoutExpired:
+                return f"{self.kind} did not install {' '.join(self.packages)} within {INSTALL_S:.0f} s"
+            except subprocess.CalledProcessError as error:
+                said = " ".join(line for line in error.stderr.splitlines() if "error" in line.lower())
                 return f"{self.kind} could not install {' '.join(self.packages)}: {textwrap.shorten(said, 200)}"
         stamp.write_text(wanted, "utf-8")
         return ""
