@@ -11,7 +11,8 @@ from typing import Any, Final
 
 import doubt
 import wire
-from reader import Bodies, Filter, Owner, Reader, Row, is_running, standing
+from processes import is_running
+from reader import Bodies, Filter, Owner, Reader, Row, standing
 from render import bold, clean, count, cut, iso, laid_out, painted, pairs, size, span, table
 from states import Status
 from storage import FORMAT

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from branches import Family, Fork, root_of
+from processes import is_running
 from states import VOID, Cause, Status
-from storage import Files, JournalError, connect, is_busy
+from storage import Files, JournalError, Lock, connect, is_busy
 
 _BUSY_MS: Final = 5000  # another program may have the database for itself for a moment
 _may_say_error: Final = re.compile(rb'"isError"\s*:\s*true').search
@@ -163,21 +164,12 @@ def holder_of(lock: str) -> int | None:
         found = os.stat(lock)
     except OSError:
         return None
-    said = said_pid(lock)
+    said = Lock(lock).owner_pid() or 0
     try:
         with open("/proc/locks", encoding="ascii", errors="replace") as file:
             return _held(file, found.st_dev, found.st_ino, said)
     except OSError:  # no Linux: all there is to go by is the number that the last owner left
         return said if said and is_running(said) else None
-
-
-def said_pid(lock: str) -> int:
-    """The process that took a lock last, as it says itself; 0 where it does not."""
-    try:
-        with open(lock, "rb") as file:  # not a file of SQLite's: to close it drops no lock
-            return int(file.read(20))
-    except (OSError, ValueError):
-        return 0
 
 
 def _held(lines: Iterable[str], device: int, inode: int, said: int) -> int | None:
@@ -195,17 +187,6 @@ def _held(lines: Iterable[str], device: int, inode: int, said: int) -> int | Non
             if is_same or pid == said:
                 return max(pid, 0)
     return None
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # ------------------------------------------------------------------------------------------------------------ the file
@@ -244,7 +225,7 @@ class Reader:
         self.holder = holder_of(files.lock)
         newest = self._one("SELECT pid FROM owners ORDER BY epoch DESC LIMIT 1")
         # Whoever holds the lock and has dispatched nothing is not who left the rows of the newest epoch open.
-        self.is_owned = self.holder is not None and newest is not None and said_pid(files.lock) == newest
+        self.is_owned = self.holder is not None and newest is not None and Lock(files.lock).owner_pid() == newest
         self._open_status = Status.PENDING if self.is_owned else Status.IN_DOUBT
 
     def _one(self, query: str, *values: Any) -> Any:

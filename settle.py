@@ -6,7 +6,6 @@ ends is closed in the same commit.
 
 import contextlib
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +14,8 @@ from typing import Any, Final
 
 import wire
 from console import ConsoleError, json_line, row_object
-from reader import Busy, Owner, Reader, Row, holder_of, is_running, standing
+from processes import has_running, is_running, may_be_group
+from reader import Busy, Owner, Reader, Row, holder_of, standing
 from records import Records
 from refusals import Reason, Refusals
 from render import clean, compact, cut, decoded, iso
@@ -186,31 +186,14 @@ def _check_status(row: Row, verdict: Verdict, *, decides: bool, has_decision: bo
 
 def _check_upstream(owner: Owner | None) -> None:
     """A server that still runs may still run the call."""
-    group = owner and owner.upstream_pid
-    if group and has_running_group(group):
+    group = owner.upstream_pid if owner else None
+    if group is not None and not may_be_group(group):
+        raise ConsoleError(f"the server that got the call is on record as process {group}, which none can be; --force")
+    if group is not None and has_running(group, counts_others=True):
         raise ConsoleError(
             f"the server that got the call may still run it: process group {group} lives; end it (kill -- -{group}) "
             "and look again, or give --force if that group is another program's by now"
         )
-
-
-def has_running_group(group: int) -> bool:
-    """Whether a process group has a process that has not ended."""
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # another user's; macOS says so of those that have ended, too
-        pass
-    states = []
-    with contextlib.suppress(FileNotFoundError):
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
-                state, _, its_group = file.read().rpartition(")")[2].split()[:3]
-                if int(its_group) == group:
-                    states.append(state)
-    # Without /proc, or where it hides other users' processes, what kill says has to do.
-    return not states or any(state not in "ZX" for state in states)
 
 
 def question(plan: Plan, verdict: Verdict) -> list[str]:

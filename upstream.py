@@ -8,8 +8,10 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from processes import has_running
 
 _POLL_S: Final = 0.01  # nothing tells when the last process of a group is gone, so it is looked at
 _KILLED_S: Final = 1.0  # SIGKILL is certain but not instant, and a process in the hands of a dead disk outlives even it
@@ -93,7 +95,7 @@ class Upstream:
         deadline = asyncio.get_running_loop().time() + seconds
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), seconds)
-        while self._process.returncode is None or self._has_group():
+        while self._process.returncode is None or has_running(self.pid, counts_others=False):
             if asyncio.get_running_loop().time() >= deadline:
                 return False
             await asyncio.sleep(_POLL_S)
@@ -116,24 +118,3 @@ class Upstream:
         if not self._is_gone:  # its number may be another group's by now
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
-
-    def _has_group(self) -> bool:
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:  # macOS says so of zombies, Linux of another user's processes
-            return False
-        # In many containers process 1 reaps nobody, and an orphan that has ended stays in its group for ever.
-        states = list(_states_of_group(self.pid))
-        return not states or any(state not in "ZX" for state in states)
-
-
-def _states_of_group(group: int) -> Iterator[str]:
-    """The state letters of a group's processes; none where there is no /proc."""
-    with contextlib.suppress(FileNotFoundError):
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", errors="replace") as file:
-                state, _, its_group = file.read().rpartition(")")[2].split()[:3]
-                if int(its_group) == group:
-                    yield state

@@ -1,7 +1,6 @@
 """What an operator decides: resolve and prune, and what the next relay makes of it."""
 
 import json
-import os
 import signal
 import subprocess
 import time
@@ -27,7 +26,7 @@ from support import Client, ledger_lines, refusal_of, relay, relay_words, text_o
 
 from console import ConsoleError
 from reader import reading
-from settle import RESULT_SCHEMA, Verdict, has_running_group, plan, read_result, settle
+from settle import RESULT_SCHEMA, Verdict, plan, read_result, settle
 from states import Action, Cause, Entry, Status, decide
 
 DAY_MS: Final = 86_400_000
@@ -359,13 +358,14 @@ def test_the_server_of_the_rows_own_epoch_counts(path: Path, says: Says) -> None
         says.refusal("resolve", path, 4, "--not-executed", "--yes")
 
 
-def test_a_group_of_which_only_the_dead_are_left_runs_nothing() -> None:
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
-        assert has_running_group(process.pid)
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and not waited for: a zombie
-        assert not has_running_group(process.pid)
-    assert not has_running_group(process.pid)
+@pytest.mark.parametrize("number", [0, 1, -1, 2**31, 2**63 - 1, -(2**63)])
+def test_a_number_that_no_server_can_have_is_not_taken_for_one_that_is_gone(
+    path: Path, says: Says, number: int
+) -> None:
+    with life(path, upstream_pid=number) as owner:
+        owner.call(4, Status.IN_DOUBT)
+    assert f"process {number}, which none can be" in says.refusal("resolve", path, 4, "--not-executed", "--yes")
+    says("resolve", path, 4, "--not-executed", "--yes", "--force")
 
 
 # ------------------------------------------------------------------------------------------------ who else is at it
