@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from branches import root_of
 from render import clean, count, iso, size
-from settle import transaction, writing
 from storage import Files
+from writing import transaction, writing
 
 # What a place may hold and be final. An attempt in doubt keeps its family, also where a later attempt decides.
 _OPEN: Final = """

@@ -29,8 +29,8 @@ from reporter import (
     encode,
     start_exchange,
 )
-from settle import transaction, writing
 from storage import Files, JournalError
+from writing import transaction, writing
 
 CLAIM_MS: Final = 60_000
 _AT_ONCE: Final = 4  # exchanges

@@ -1,29 +1,26 @@
-"""How a person settles a call: checks what was asked for, and puts the decision on record. Writes, so needs the lock.
+"""How a person settles a call: checks what was asked for, and puts the decision on record.
 
 A decision is one more fact: nothing that upstream said is overwritten. On return it is on disk, and the doubt that it
 ends is closed in the same commit.
 """
 
-import contextlib
 import json
 import sqlite3
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import wire
 from console import ConsoleError, json_line, row_object
-from processes import has_running, is_running, may_be_group
-from reader import Busy, Owner, Reader, Row, holder_of, standing
+from processes import has_running, may_be_group
+from reader import Owner, Reader, Row, standing
 from records import Records
 from refusals import Reason, Refusals
 from render import clean, compact, cut, decoded, iso
 from states import Cause, Entry, Status
-from storage import Files, JournalError, Lock, connect_owner, is_busy, sync
+from storage import Files
+from writing import busy, transaction, writing
 
-_LOCK_WAIT_S: Final = 1.0  # a relay that only replays gives the lock back at once
-_POLL_S: Final = 0.02
 _MAX_MESSAGE_CHARS: Final = 160
 _SHOWN_CHARS: Final = 400  # of arguments, in the question
 
@@ -134,7 +131,7 @@ class Plan:
 def plan(reader: Reader, sequence: int, workflow_id: str | None, attempt: int | None, verdict: Verdict) -> Plan:
     """The row that is to be settled. Raises ConsoleError or Busy, saying why not and what to do instead."""
     if reader.is_owned:
-        raise _busy(reader.files, reader.holder)
+        raise busy(reader.files, reader.holder)
     name = workflow_id if workflow_id is not None else reader.workflow_id()
     rows = reader.attempts(name, sequence)
     if not rows:
@@ -215,55 +212,6 @@ _MEANING: Final[Mapping[Status, str]] = {
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
-
-
-@contextlib.contextmanager
-def writing(typed: str) -> Iterator[sqlite3.Connection]:
-    """The one connection that may write. Raises Busy, naming the process that owns the journal, or JournalError."""
-    files = Files(typed)
-    if not files.exists():
-        raise JournalError(f"journal {typed}: there is none, or it is empty; give the path of a journal")
-    lock = Lock(files.lock)
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while not lock.take():
-        if time.monotonic() > deadline:
-            raise _busy(files, holder_of(files.lock) or lock.owner_pid())
-        time.sleep(_POLL_S)
-    try:
-        if not files.exists():  # it may have gone while we waited
-            raise JournalError(f"journal {typed}: it was deleted; restore it")
-        with contextlib.closing(connect_owner(files.path)) as database:
-            database.execute("PRAGMA journal_mode = WAL")  # what it is, unless somebody has changed that
-            yield database
-    except sqlite3.Error as error:
-        if is_busy(error):
-            raise Busy(f"journal {typed}: another program has the database for itself; nothing was changed") from error
-        raise JournalError(f"journal {typed}: {error}; see to the disk, then look at what is on record") from error
-    except OSError as error:
-        raise JournalError(f"journal {typed}: {error.strerror}; see to the disk, then try again") from error
-    finally:
-        lock.give_back()
-
-
-def _busy(files: Files, pid: int | None) -> Busy:
-    name = f"process {pid}" if pid else "another process"
-    how = f" (kill {pid})" if pid and is_running(pid) else ""
-    return Busy(f"busy: {name} owns {files.typed}; end it{how} and try again, nothing was changed")
-
-
-@contextlib.contextmanager
-def transaction(database: sqlite3.Connection, folder: str) -> Iterator[None]:
-    """One commit, on disk when it ends; nothing of it when anything is raised."""
-    database.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        sync(folder)  # the log may have got its name just now, and SQLite ignores what that sync says
-        database.execute("COMMIT")
-    except BaseException:
-        with contextlib.suppress(sqlite3.Error):
-            if database.in_transaction:
-                database.execute("ROLLBACK")
-        raise
 
 
 def settle(typed: str, plan: Plan, verdict: Verdict, command: Sequence[str], now_ms: int) -> None:
