@@ -141,10 +141,10 @@ def _sequence(text: str) -> int:
     return int(text)
 
 
-def _limit(text: str) -> int:
+def _limit(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 16):
         raise argparse.ArgumentTypeError(f"a whole number: {text[:40]!r}")
-    return int(text) or -1
+    return int(text) or None
 
 
 def _status(text: str) -> str:
@@ -191,7 +191,7 @@ def _list(args: argparse.Namespace, context: Context) -> int:
     with reading(args.journal) as reader, reader.snapshot():
         rows = reader.listed(wanted)
         is_cut = len(rows) == args.limit
-        total = reader.count() if is_cut else 0
+        total = reader.totals().attempts if is_cut else 0
     if args.json:
         _say_all(context, (json_line(row_object(row)) for row in rows))
     elif rows:
@@ -313,7 +313,7 @@ def _content(path: str) -> bytes:
 
     try:
         if path == "-":
-            return sys.stdin.buffer.read()
+            return sys.stdin.buffer.read() if sys.stdin is not None else b""  # started with a closed stdin
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:

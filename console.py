@@ -117,7 +117,7 @@ class Shown:
 
     def __init__(self, reader: Reader, sequence: int, workflow_id: str | None) -> None:
         """Raises ConsoleError for a place where nothing ever was."""
-        asked = workflow_id if workflow_id is not None else reader.workflow_id()
+        asked = workflow_id if workflow_id is not None else reader.identity().workflow_id
         self.family = reader.family(asked)
         # A branch has its parent's rows below the place where it left.
         self.workflow_id = self.family.owner(asked, sequence)
@@ -210,7 +210,7 @@ def _facts(shown: Shown, reader: Reader, now_ms: int, *, in_colour: bool) -> Ite
         yield "host's id", clean(row.call_id)
     yield "era", row.era
     yield "delivered", "yes, the client has read the answer" if row.is_delivered else "not on record"
-    yield "signature", row.signature
+    yield "signature", clean(row.signature)
     yield "owner", f"epoch {row.owner_epoch}" + (f", {_owner(owner, reader)}" if owner else "")
     yield "journal", clean(reader.files.path)
 
@@ -295,9 +295,8 @@ def export_lines(reader: Reader, workflow_id: str | None) -> Iterator[str]:
     waits. A row is as it was when its turn came.
     """
     with reader.snapshot():
-        created_at = reader.database.execute("SELECT created_at FROM journal").fetchone()[0]
-        own = reader.workflow_id()
-    yield json_line({"type": "journal", "format": FORMAT, "workflow_id": own, "created_at": iso(created_at)})
+        own = reader.identity()
+    yield json_line({"type": "journal", "format": FORMAT, **own._asdict(), "created_at": iso(own.created_at)})
     last = 0
     while True:
         with reader.snapshot():
@@ -309,9 +308,9 @@ def export_lines(reader: Reader, workflow_id: str | None) -> Iterator[str]:
         yield from lines
     with reader.snapshot():
         forks, prunings = reader.forks(), reader.prunings(workflow_id)
-    for fork, forked_at in forks:
+    for fork in forks:
         if workflow_id in (None, fork.branch):
-            yield json_line({"type": "fork", **fork._asdict(), "forked_at": iso(forked_at)})
+            yield json_line({"type": "fork", **fork._asdict(), "forked_at": iso(fork.forked_at)})
     for pruning in prunings:
         yield json_line({"type": "pruning", **pruning._asdict(), "pruned_at": iso(pruning.pruned_at)})
 
@@ -326,28 +325,26 @@ def _export_line(reader: Reader, row: Row, bodies: Bodies) -> str:
 
 def stats(reader: Reader, now_ms: int) -> dict[str, Any]:
     """The journal in numbers, by the documented keys of `journal stats --json`."""
-    database = reader.database
-    by_status = reader.by_status()
+    identity, totals, by_status = reader.identity(), reader.totals(), reader.by_status()
     in_doubt = reader.listed(Filter(statuses=(Status.IN_DOUBT,))) if Status.IN_DOUBT in by_status else []
     oldest = min(in_doubt, key=lambda row: row.started_at, default=None)
-    created_at = database.execute("SELECT created_at FROM journal").fetchone()[0]
-    names = {name for (name,) in database.execute("SELECT DISTINCT workflow_id FROM dispatches")}
+    names = {name for (name,) in reader.database.execute("SELECT DISTINCT workflow_id FROM dispatches")}
     forks = reader.forks()
     return {
         "path": reader.files.path,
         "format": FORMAT,
-        "workflow_id": reader.workflow_id(),
-        "workflows": len(names - {fork.branch for fork, _ in forks}),
+        "workflow_id": identity.workflow_id,
+        "workflows": len(names - {fork.branch for fork in forks}),
         "branches": len(forks),
         "pruned_workflows": len(reader.prunings()),
-        "rows": {status: by_status[status][0] for status in Status if status in by_status},
-        "attempts": database.execute("SELECT count(*) FROM dispatches").fetchone()[0],
+        "rows": {status: by_status[status] for status in Status if status in by_status},
+        "attempts": totals.attempts,
         "size_bytes": _bytes(reader.files.path),
         "log_bytes": _bytes(reader.files.wal),
         "oldest_doubt": oldest and {**row_object(oldest), "age_ms": max(0, now_ms - oldest.started_at)},
-        "created_at": iso(created_at),
-        "age_ms": max(0, now_ms - created_at),
-        "newest_call_at": iso(database.execute("SELECT max(started_at) FROM dispatches").fetchone()[0]),
+        "created_at": iso(identity.created_at),
+        "age_ms": max(0, now_ms - identity.created_at),
+        "newest_call_at": iso(totals.newest_at),
         "owner_pid": reader.holder or None,
         "is_owned": reader.holder is not None,
     }

@@ -168,7 +168,7 @@ def _shrink(database: sqlite3.Connection) -> str | None:
         database.execute("VACUUM")  # keeps ids: they are INTEGER PRIMARY KEYs
         is_blocked = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
     except sqlite3.Error as error:
-        return f"the space could not be given back: {error}; it is used for new rows"
+        return f"the space could not be given back: {clean(str(error))}; it is used for new rows"
     return "a reader holds the rest; it goes back when that ends and the journal is used again" if is_blocked else None
 
 

@@ -10,15 +10,19 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from enum import StrEnum
+from functools import cache, cached_property
+from typing import Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
 
 from branches import Family, Fork, root_of
 from processes import is_running
+from render import clean, cut, decoded
 from states import VOID, Cause, Status
 from storage import Files, JournalError, Lock, connect, is_busy
 
 _BUSY_MS: Final = 5000  # another program may have the database for itself for a moment
 _may_say_error: Final = re.compile(rb'"isError"\s*:\s*true').search
+_SHOWN_CHARS: Final = 60  # of a value that should not be there
 _SNIFFED_BYTES: Final = 1 << 20  # of a result in a listing, whose isError is worth reading that much
 
 _ROWS: Final = (
@@ -58,10 +62,35 @@ _SNIFF: Final = (
     " UNION ALL SELECT * FROM (SELECT result FROM decisions WHERE dispatch = ?1 ORDER BY id DESC LIMIT 1)"
 )
 _STATUSES: Final = (
-    "SELECT CASE a.status WHEN 'PENDING' THEN ?1 ELSE a.status END AS shown, count(*), min(a.started_at)"
-    " FROM attempts AS a "
+    "SELECT CASE a.status WHEN 'PENDING' THEN ?1 ELSE a.status END AS shown, count(*) FROM attempts AS a "
 )
 _BY_STATUS: Final = _STATUSES + _STANDING + "GROUP BY shown"
+
+
+class Era(StrEnum):
+    """Which revision of the protocol a call came in."""
+
+    HANDSHAKE = "handshake"
+    MODERN = "modern"
+
+
+class Identity(NamedTuple):
+    """What a journal says of itself."""
+
+    workflow_id: str
+    created_at: int
+
+
+class _Number(NamedTuple):
+    status: Status
+    places: int
+
+
+class Totals(NamedTuple):
+    """The journal's attempts, together."""
+
+    attempts: int
+    newest_at: int | None
 
 
 class Row(NamedTuple):
@@ -73,13 +102,13 @@ class Row(NamedTuple):
     attempt: int
     tool_name: str
     signature: str
-    status: str
+    status: Status
     started_at: int
     completed_at: int | None
     call_id: str | None
-    era: str
+    era: Era
     owner_epoch: int
-    cause: str | None  # why it is in doubt; None where it is not
+    cause: Cause | None  # why it is in doubt; None where it is not
     is_delivered: bool
     is_settled: bool  # by an operator
     is_error: bool | None = False  # whether its result says so; None where that was not looked at
@@ -96,7 +125,7 @@ class Bodies(NamedTuple):
 class Answer(NamedTuple):
     """What upstream said of an attempt itself, whatever an operator decided later."""
 
-    status: str
+    status: Status
     completed_at: int
     result: bytes | None
     error: bytes | None
@@ -105,7 +134,7 @@ class Answer(NamedTuple):
 class Judgement(NamedTuple):
     """What an operator decided."""
 
-    status: str
+    status: Status
     decided_at: int
     reason: str
 
@@ -113,7 +142,7 @@ class Judgement(NamedTuple):
 class Doubt(NamedTuple):
     """Why an attempt was or is in doubt."""
 
-    cause: str
+    cause: Cause
     noted_at: int
     is_open: bool
 
@@ -136,6 +165,15 @@ class Owner(NamedTuple):
     started_at: int
 
 
+class Forking(NamedTuple):
+    """A branch, and when it began."""
+
+    branch: str
+    parent: str
+    sequence: int
+    forked_at: int
+
+
 class Pruning(NamedTuple):
     """What is left of a workflow that was pruned."""
 
@@ -152,7 +190,29 @@ class Filter:
     statuses: Sequence[str] = ()
     tool_name: str | None = None
     since_ms: int | None = None
-    limit: int = -1  # of the newest; -1 for none
+    limit: int | None = None  # of the newest
+
+
+_Fact = TypeVar("_Fact", bound=tuple[Any, ...])
+
+
+@cache
+def _kinds(fact: type[Any]) -> list[tuple[str, tuple[Any, ...]]]:
+    """The members of a fact: their names, and what each may be."""
+    return [(name, get_args(hint) or (hint,)) for name, hint in get_type_hints(fact).items()]
+
+
+def _taken(kinds: Iterable[Any], value: Any) -> Any:
+    """A value as the first kind that it can be. Raises ValueError if there is none."""
+    for kind in kinds:
+        if issubclass(kind, StrEnum):
+            with contextlib.suppress(ValueError):
+                return kind(value)
+        elif kind is bool and value in (0, 1):
+            return bool(value)
+        elif isinstance(value, kind):
+            return value
+    raise ValueError
 
 
 # -------------------------------------------------------------------------------------------------------------- owners
@@ -196,20 +256,22 @@ def _held(lines: Iterable[str], device: int, inode: int, said: int) -> int | Non
 def reading(typed: str) -> Iterator["Reader"]:
     """A journal that is there, open for reading. Raises JournalError for one that is not, or cannot be read."""
     files = Files(typed)
-    if not files.exists(for_reading=True):
+    if not (os.path.isdir(files.folder) and files.exists(for_reading=True)):
         raise JournalError(f"journal {typed}: there is none, or it is empty; give the path of a journal")
     # A closed journal in a folder where no -shm can be made. A live one looks malformed so, hence only then.
     is_frozen = not os.path.exists(files.wal) and not os.access(files.folder, os.W_OK)
     try:
         with contextlib.closing(connect(files.path, "ro&immutable=1" if is_frozen else "ro")) as database:
             database.execute(f"PRAGMA busy_timeout = {_BUSY_MS}")
+            database.text_factory = decoded  # SQLite does not care what bytes a text is made of
             yield Reader(files, database)
     except sqlite3.Error as error:
         if is_busy(error):
             raise Busy(f"journal {typed}: another program has the database for itself; try again later") from error
-        raise JournalError(
-            f"journal {typed}: {error}; it was left as it is: see what journal verify says, restore a copy"
-        ) from error
+        raise JournalError(f"journal {typed}: {clean(str(error))}; it was left as it is: {_ADVICE}") from error
+
+
+_ADVICE: Final = "see what journal verify says, restore a copy"
 
 
 class Busy(Exception):
@@ -217,16 +279,39 @@ class Busy(Exception):
 
 
 class Reader:
-    """What is on record, to be looked at. Methods raise sqlite3.Error."""
+    """What is on record, to be looked at. Methods raise sqlite3.Error, and JournalError for what no relay writes.
+
+    SQLite vouches for little: a page may be damaged, and another program can switch constraints off. So a value is
+    looked at as it is read, and who uses it need not ask.
+    """
 
     def __init__(self, files: Files, database: sqlite3.Connection) -> None:
         self.files = files
         self.database = database
         self.holder = holder_of(files.lock)
+
+    @cached_property
+    def is_owned(self) -> bool:
+        """Whether whoever holds the lock is who left the rows of the newest epoch open: it has dispatched something."""
         newest = self._one("SELECT pid FROM owners ORDER BY epoch DESC LIMIT 1")
-        # Whoever holds the lock and has dispatched nothing is not who left the rows of the newest epoch open.
-        self.is_owned = self.holder is not None and newest is not None and Lock(files.lock).owner_pid() == newest
-        self._open_status = Status.PENDING if self.is_owned else Status.IN_DOUBT
+        return self.holder is not None and newest is not None and Lock(self.files.lock).owner_pid() == newest
+
+    @cached_property
+    def open_status(self) -> Status:
+        """What a row is that has no outcome."""
+        return Status.PENDING if self.is_owned else Status.IN_DOUBT
+
+    def _fact(self, kind: type[_Fact], values: Sequence[Any], about: str) -> _Fact:
+        """A row of a table as what it is. Raises JournalError, naming the row."""
+        made = []
+        for (name, kinds), value in zip(_kinds(kind), values, strict=False):
+            try:
+                made.append(_taken(kinds, value))
+            except ValueError:
+                shown = cut(clean(repr(value)), _SHOWN_CHARS)
+                what = f"{about} has a {name} that no relay writes, {shown}"
+                raise JournalError(f"journal {self.files.typed}: {what}; {_ADVICE}") from None
+        return kind(*made)
 
     def _one(self, query: str, *values: Any) -> Any:
         row = self.database.execute(query, values).fetchone()
@@ -243,10 +328,8 @@ class Reader:
                 self.database.execute("ROLLBACK")
 
     def _row(self, values: Sequence[Any]) -> Row:
-        row = Row(*values)._replace(is_delivered=bool(values[13]), is_settled=bool(values[14]))
-        if row.status == Status.IN_DOUBT:
-            return row._replace(cause=row.cause or Cause.RELAY_LOST)
-        return row._replace(cause=None)
+        row = self._fact(Row, values, f"dispatch {values[0]}")
+        return row._replace(cause=row.cause or Cause.RELAY_LOST if row.status is Status.IN_DOUBT else None)
 
     # ---------------------------------------------------------------------------------------------------- many rows
 
@@ -254,8 +337,13 @@ class Reader:
         """What places hold, oldest first."""
         statuses = f" {' '.join(wanted.statuses)} " if wanted.statuses else None
         values = (
-            self._open_status, wanted.workflow_id, wanted.tool_name, wanted.since_ms, statuses, wanted.limit,
-        )  # fmt: skip
+            self.open_status,
+            wanted.workflow_id,
+            wanted.tool_name,
+            wanted.since_ms,
+            statuses,
+            -1 if wanted.limit is None else wanted.limit,
+        )
         query = _LIST_OPEN if wanted.statuses and _OPEN.issuperset(wanted.statuses) else _LIST
         rows = [self._row(found) for found in self.database.execute(query, values)]
         return [self._sniffed(row) for row in reversed(rows)]
@@ -266,15 +354,16 @@ class Reader:
         result = self._one(_SNIFF, row.id, _SNIFFED_BYTES)
         return row._replace(is_error=None if result is None else says_error(result))
 
-    def count(self) -> int:
-        """How many attempts are on record."""
-        return int(self._one("SELECT count(*) FROM dispatches"))
+    def totals(self) -> Totals:
+        """How many attempts are on record, and when the newest of them began."""
+        found = self.database.execute("SELECT count(*), max(started_at) FROM dispatches").fetchone()
+        return self._fact(Totals, found, "a dispatch")
 
     def after(self, dispatch: int, workflow_id: str | None, max_bytes: int) -> list[tuple[Row, Bodies]]:
         """The next attempts behind an id, whole: at least one, if there is one, and about so many bytes."""
         found: list[tuple[Row, Bodies]] = []
         with contextlib.closing(self.database.cursor()) as cursor:
-            for values in cursor.execute(_AFTER, (self._open_status, dispatch, workflow_id)):
+            for values in cursor.execute(_AFTER, (self.open_status, dispatch, workflow_id)):
                 row = self._row(values)
                 bodies = self.bodies(row.id)
                 is_error = row.status == Status.COMPLETED and says_error(bodies.result or b"")
@@ -284,10 +373,10 @@ class Reader:
                     break
         return found
 
-    def by_status(self) -> dict[str, tuple[int, int]]:
-        """By status, how many places, and when the oldest of them began."""
-        found = self.database.execute(_BY_STATUS, (self._open_status,)).fetchall()
-        return {status: (number, oldest) for status, number, oldest in found}
+    def by_status(self) -> dict[Status, int]:
+        """By status, how many places."""
+        found = self.database.execute(_BY_STATUS, (self.open_status,))
+        return dict(self._fact(_Number, values, "a dispatch") for values in found)
 
     def places_of(self, sequence: int) -> list[str]:
         """The workflows that have a row at a sequence; for a hint, so a few of them."""
@@ -296,13 +385,16 @@ class Reader:
 
     # ------------------------------------------------------------------------------------------------------ one row
 
-    def workflow_id(self) -> str:
-        """The id of the journal's own workflow."""
-        return str(self._one("SELECT workflow_id FROM journal"))
+    def identity(self) -> Identity:
+        """What the journal says of itself."""
+        found = self.database.execute("SELECT workflow_id, created_at FROM journal LIMIT 2").fetchall()
+        if len(found) != 1:
+            raise JournalError(f"journal {self.files.typed}: has not one identity; {_ADVICE}")
+        return self._fact(Identity, found[0], "its identity")
 
     def attempts(self, workflow_id: str, sequence: int) -> list[Row]:
         """All attempts at a place, oldest first."""
-        found = self.database.execute(_AT, (self._open_status, workflow_id, sequence)).fetchall()
+        found = self.database.execute(_AT, (self.open_status, workflow_id, sequence)).fetchall()
         rows = []
         for values in found:
             row = self._row(values)
@@ -313,44 +405,47 @@ class Reader:
 
     def bodies(self, dispatch: int) -> Bodies:
         """What went over the wire for one attempt, or an operator put in its place."""
-        return Bodies(*self.database.execute(_BODIES, (dispatch,)).fetchone())
+        found = self.database.execute(_BODIES, (dispatch,)).fetchone()
+        return self._fact(Bodies, found, f"dispatch {dispatch}")
 
     def answer(self, dispatch: int) -> Answer | None:
         """What upstream said of an attempt."""
         found = self.database.execute(_ANSWER, (dispatch,)).fetchone()
-        return Answer(*found) if found else None
+        return self._fact(Answer, found, f"the outcome of dispatch {dispatch}") if found else None
 
     def judgements(self, dispatch: int) -> list[Judgement]:
         """What operators decided about an attempt, oldest first; the last one counts."""
         query = "SELECT status, decided_at, reason FROM decisions WHERE dispatch = ? ORDER BY id"
-        return [Judgement(*found) for found in self.database.execute(query, (dispatch,))]
+        about = f"a decision about dispatch {dispatch}"
+        return [self._fact(Judgement, found, about) for found in self.database.execute(query, (dispatch,))]
 
     def doubt(self, dispatch: int) -> Doubt | None:
         """Why an attempt is in doubt, or was, as far as that is on record."""
         query = "SELECT cause, noted_at, is_open FROM doubts WHERE dispatch = ?"
         found = self.database.execute(query, (dispatch,)).fetchone()
-        return Doubt(found[0], found[1], bool(found[2])) if found else None
+        return self._fact(Doubt, found, f"the doubt of dispatch {dispatch}") if found else None
 
     def task_answers(self, dispatch: int) -> list[TaskAnswer]:
         """What upstream said last of a task."""
         query = "SELECT method, ended_at, result, error FROM tasks WHERE dispatch = ? ORDER BY method"
-        return [TaskAnswer(*found) for found in self.database.execute(query, (dispatch,))]
+        about = f"a task's answer to dispatch {dispatch}"
+        return [self._fact(TaskAnswer, found, about) for found in self.database.execute(query, (dispatch,))]
 
     def owner(self, epoch: int) -> Owner | None:
         """The process of an epoch."""
         found = self.database.execute("SELECT * FROM owners WHERE epoch = ?", (epoch,)).fetchone()
-        return Owner(*found) if found else None
+        return self._fact(Owner, found, f"owner {epoch}") if found else None
 
     def family(self, workflow_id: str) -> Family:
         """A workflow's root and all its branches."""
         root = root_of(workflow_id)
         query = "SELECT branch, parent, sequence FROM forks WHERE root = ? ORDER BY id"
-        return Family(root, [Fork(*found) for found in self.database.execute(query, (root,))])
+        return Family(root, [self._fact(Fork, found, "a fork") for found in self.database.execute(query, (root,))])
 
-    def forks(self) -> list[tuple[Fork, int]]:
-        """All branches, oldest first, and when they began."""
+    def forks(self) -> list[Forking]:
+        """All branches, oldest first."""
         query = "SELECT branch, parent, sequence, forked_at FROM forks ORDER BY id"
-        return [(Fork(*found[:3]), found[3]) for found in self.database.execute(query)]
+        return [self._fact(Forking, found, "a fork") for found in self.database.execute(query)]
 
     def prunings(self, workflow_id: str | None = None) -> list[Pruning]:
         """What is left of workflows that were pruned."""
@@ -358,7 +453,7 @@ class Reader:
             "SELECT workflow_id, last_sequence, pruned_at FROM prunings"
             " WHERE ?1 IS NULL OR workflow_id = ?1 ORDER BY pruned_at, workflow_id"
         )
-        return [Pruning(*found) for found in self.database.execute(query, (workflow_id,))]
+        return [self._fact(Pruning, found, "a pruning") for found in self.database.execute(query, (workflow_id,))]
 
 
 def standing(attempts: Sequence[Row]) -> Row:

@@ -132,7 +132,7 @@ def plan(reader: Reader, sequence: int, workflow_id: str | None, attempt: int | 
     """The row that is to be settled. Raises ConsoleError or Busy, saying why not and what to do instead."""
     if reader.is_owned:
         raise busy(reader.files, reader.holder)
-    name = workflow_id if workflow_id is not None else reader.workflow_id()
+    name = workflow_id if workflow_id is not None else reader.identity().workflow_id
     rows = reader.attempts(name, sequence)
     if not rows:
         raise ConsoleError(_absent(reader, name, sequence))

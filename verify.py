@@ -93,7 +93,7 @@ def verified(reader: Reader, progress: Progress) -> Iterator[Remark]:
     except sqlite3.DatabaseError as error:
         if isinstance(error, sqlite3.OperationalError):
             raise
-        yield Remark(True, f"SQLite cannot read on: {error}; restore a copy")
+        yield Remark(True, f"SQLite cannot read on: {clean(str(error))}; restore a copy")
 
 
 def _all(database: sqlite3.Connection, progress: Progress) -> Iterator[Remark]:

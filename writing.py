@@ -1,6 +1,7 @@
 """The way an operator's command writes: with the lock, on one connection, one commit at a time."""
 
 import contextlib
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from typing import Final
 
 from processes import is_running
 from reader import Busy, holder_of
+from render import clean
 from storage import Files, JournalError, Lock, connect_owner, is_busy, sync
 
 _LOCK_WAIT_S: Final = 1.0  # a relay that only replays gives the lock back at once
@@ -18,7 +20,7 @@ _POLL_S: Final = 0.02
 def writing(typed: str) -> Iterator[sqlite3.Connection]:
     """The one connection that may write. Raises Busy, naming the process that owns the journal, or JournalError."""
     files = Files(typed)
-    if not files.exists():
+    if not (os.path.isdir(files.folder) and files.exists()):
         raise JournalError(f"journal {typed}: there is none, or it is empty; give the path of a journal")
     lock = Lock(files.lock)
     deadline = time.monotonic() + _LOCK_WAIT_S
@@ -35,7 +37,9 @@ def writing(typed: str) -> Iterator[sqlite3.Connection]:
     except sqlite3.Error as error:
         if is_busy(error):
             raise Busy(f"journal {typed}: another program has the database for itself; nothing was changed") from error
-        raise JournalError(f"journal {typed}: {error}; see to the disk, then look at what is on record") from error
+        raise JournalError(
+            f"journal {typed}: {clean(str(error))}; see to the disk, then look at what is on record"
+        ) from error
     except OSError as error:
         raise JournalError(f"journal {typed}: {error.strerror}; see to the disk, then try again") from error
     finally:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,10 +124,15 @@ class Says:
         return out
 
     def both(self, *words: object, code: int = 0) -> tuple[str, str]:
+        """Its stdout and its stderr."""
+        return self.any_of(*words, codes=(code,))
+
+    def any_of(self, *words: object, codes: Collection[int]) -> tuple[str, str]:
+        """The same, where it may end in one of several ways."""
         self._capfd.readouterr()
         ended = cli(*words)
         out, err = self._capfd.readouterr()
-        assert ended == code, err or out
+        assert ended in codes, err or out
         return out, err
 
     def objects(self, *words: object, code: int = 0) -> list[dict[str, Any]]:

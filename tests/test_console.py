@@ -626,6 +626,84 @@ def test_progress_is_for_terminals(path: Path) -> None:
     assert "signatures: 0 of 9 ..." in shown
 
 
+# --------------------------------------------------------------------------------------------- what somebody has edited
+
+UNCHECKED = "PRAGMA ignore_check_constraints = ON"
+# What was done to a journal, and what is said of it where the edited row is looked at.
+EDITED = {
+    "a cause": (["INSERT INTO doubts VALUES (9, 'weird' || char(27), 1, 1)"], "dispatch 9 has a cause"),
+    "a cause of what is not in doubt": (["INSERT INTO doubts VALUES (1, 'weird', 1, 0)"], "dispatch 1 has a cause"),
+    "a status": (["UPDATE outcomes SET status = char(27) || '[2J' WHERE dispatch = 2"], "dispatch 2 has a status"),
+    "an era": (["UPDATE dispatches SET era = char(27) || '[2J' WHERE id = 3"], "dispatch 3 has a era"),
+    "a decision": (["INSERT INTO decisions VALUES (1, 1, char(27), 1, '', NULL, NULL)"], "dispatch 1 has a status"),
+    "no identity": (["DELETE FROM journal"], "has not one identity"),
+    "two identities": (["INSERT INTO journal VALUES ('x', 1)"], "has not one identity"),
+    "a name in the schema": (
+        [
+            "PRAGMA writable_schema = ON",
+            "UPDATE sqlite_schema SET sql = replace(sql, 'TABLE doubts', 'TABLE ' || char(27) || 'doubts')",
+        ],
+        "malformed database schema",
+    ),
+    "a view": (["DROP VIEW attempts", "CREATE VIEW attempts AS SELECT 1"], "no such column"),
+    "a signature": (["UPDATE dispatches SET call_signature = char(27) || '[2J'"], ""),
+    "a tool that is no text": (["UPDATE dispatches SET tool_name = CAST(X'1bff41' AS TEXT)"], ""),
+    "times": (
+        [f"UPDATE {of} = {number}" for number in (-(2**63), 2**63 - 1) for of in (
+            "dispatches SET started_at", "outcomes SET completed_at", "journal SET created_at",
+        )],
+        "",
+    ),
+    "numbers": (
+        ["UPDATE dispatches SET sequence = 9223372036854775807 WHERE id = 1", "UPDATE dispatches SET attempt = -5"], "",
+    ),
+    "processes": (["UPDATE owners SET pid = -9223372036854775808, upstream_pid = 9223372036854775807"], ""),
+    "a loop of branches": (
+        ["INSERT INTO forks VALUES (1, 'run', 'run~1', 'run~2', 5, 1), (2, 'run', 'run~2', 'run~1', 5, 1)"], "",
+    ),
+}  # fmt: skip
+LOOKS = (
+    ["list", "--limit", "0"], ["show", 2], ["show", 9], ["show", 2, "--json"], ["export"], ["stats"], ["verify"],
+    ["verify", "--json"], ["prune", "--older-than", "1s", "--dry-run"], ["resolve", 8, "--not-executed", "--yes"],
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", EDITED)
+def test_whatever_somebody_has_put_into_a_journal_no_command_falls_over_it_or_moves_the_terminal(
+    path: Path, says: Says, what: str
+) -> None:
+    statements, expected = EDITED[what]
+    a_mixed_journal(path)
+    change(path, UNCHECKED, *statements)
+    heard = []
+    for command, *words in LOOKS:
+        out, err = says.any_of(command, path, *words, codes=(0, 1, 4, 6))
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", out + err)
+        heard.append(err)
+    assert any(expected in err and str(path) in err for err in heard) or not expected
+
+
+def test_a_list_that_meets_an_edited_row_says_which_and_what_to_do(path: Path, says: Says) -> None:
+    a_mixed_journal(path)
+    change(path, UNCHECKED, "UPDATE dispatches SET era = 'ancient' WHERE id = 3")
+    said = says.refusal("list", path, code=4)
+    assert "dispatch 3 has a era that no relay writes, 'ancient'; see what journal verify says, restore a copy" in said
+
+
+def test_a_text_that_is_no_utf_8_is_shown_as_an_escape(path: Path, says: Says) -> None:
+    a_mixed_journal(path)
+    change(path, "UPDATE dispatches SET tool_name = CAST(X'ff41' AS TEXT) WHERE id = 1")
+    assert says.objects("list", path, "--json")[0]["tool_name"] == "\\xffA"
+
+
+@pytest.mark.parametrize("command", ["list", "stats", "verify"])
+def test_nobody_is_told_to_make_a_folder_for_a_journal_that_is_to_be_read(tmp_path: Path, command: str) -> None:
+    ended = run_cli(command, tmp_path / "nowhere" / "j.db")
+    assert ended.returncode == 4
+    assert "there is none" in ended.stderr
+    assert "create" not in ended.stderr
+
+
 # ------------------------------------------------------------------------------------------------- what cannot be read
 
 

@@ -1,6 +1,7 @@
 """What an operator decides: resolve and prune, and what the next relay makes of it."""
 
 import json
+import shlex
 import signal
 import subprocess
 import time
@@ -248,6 +249,14 @@ def test_the_schema_of_a_result_is_one() -> None:
 def test_a_file_that_cannot_be_read_is_an_expected_failure(path: Path, says: Says, tmp_path: Path) -> None:
     in_doubt(path)
     assert "No such file" in says.refusal("resolve", path, 4, "--completed", tmp_path / "none")
+
+
+def test_a_stdin_that_was_closed_holds_no_result(path: Path) -> None:
+    in_doubt(path)
+    words = shlex.join(cli_words("resolve", path, 4, "--completed", "-", "--yes"))
+    ended = subprocess.run(f"{words} <&-", shell=True, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr.startswith("checkpoint: no tool result: ")
 
 
 # ------------------------------------------------------------------------------------------------- what may be settled
@@ -633,10 +642,10 @@ def test_what_was_pruned_twice_is_refused_up_to_its_last_row(path: Path, says: S
 def test_space_that_a_reader_holds_goes_back_later_and_the_rows_go_now(path: Path) -> None:
     old(path)
     with reading(str(path)) as reader, reader.snapshot():
-        assert reader.count() == 6
+        assert reader.totals().attempts == 6
         ended = run_cli("prune", path, "--older-than", f"{(time.time_ns() // 1_000_000 - NOW_MS) // DAY_MS - 20}d")
         assert "(a reader holds the rest" in ended.stdout
-        assert reader.count() == 6
+        assert reader.totals().attempts == 6
     assert rows(path, "SELECT DISTINCT workflow_id FROM dispatches") == [("young",)]
 
 
