@@ -3,6 +3,7 @@
 A finding is something that no life of a relay leaves behind, whatever killed it. A note is worth knowing and in order.
 """
 
+import contextlib
 import re
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -11,16 +12,20 @@ from typing import Any, Final, NamedTuple
 import wire
 from branches import root_of
 from reader import Reader
-from render import clean, count
-from storage import PROBES
+from render import clean, count, cut, decoded
+from storage import _DDL, PROBES, JournalError, is_busy
 
 REDACTED: Final = b'{"checkpoint_redacted":true}'  # what the relay stores in place of arguments
 _MOST: Final = 100  # of one kind of finding; the rest is counted
 _STEP: Final = 2000  # rows between two words of progress
 _GAPS: Final = 5  # that are named for a workflow
 _NOTES: Final = 20  # workflows whose gaps are named
+_SHOWN_CHARS: Final = 100  # of a text that is no text
+# What SQLite says of a journal that is damaged; anything else it says of the disk, or of whoever else is at it.
+_DAMAGE: Final = frozenset({1, 11, 26})  # SQLITE_ERROR (no such column), SQLITE_CORRUPT, SQLITE_NOTADB
+_SHORT_READ: Final = 522  # SQLITE_IOERR_SHORT_READ
 
-# Each gives id, workflow, sequence, attempt and a detail; without rows, all is well.
+# Each gives row, workflow, sequence, attempt and a detail; without rows, all is well.
 _CHECKS: Final = (
     ("an outcome without its dispatch", "SELECT o.dispatch, NULL, NULL, NULL, o.status FROM outcomes AS o"
      " LEFT JOIN dispatches AS d ON d.id = o.dispatch WHERE d.id IS NULL"),
@@ -57,7 +62,24 @@ _CHECKS: Final = (
      " FROM prunings AS p JOIN dispatches AS d ON d.workflow_id = p.workflow_id AND d.sequence <= p.last_sequence"),
     ("a branch's row below the place where it left", "SELECT d.id, d.workflow_id, d.sequence, d.attempt, ''"
      " FROM forks JOIN dispatches AS d ON d.workflow_id = forks.branch AND d.sequence < forks.sequence"),
+    ("an owner that can be no process", "SELECT epoch, NULL, NULL, NULL, pid || ', upstream''s ' ||"
+     " coalesce(upstream_pid, '-') FROM owners WHERE NOT (pid BETWEEN 1 AND 2147483647"
+     " AND coalesce(upstream_pid, 2) BETWEEN 2 AND 2147483647)"),
+    # What is replayed is one line of the protocol, and so was what was received.
+    ("more than one line", "SELECT d.id, d.workflow_id, d.sequence, d.attempt, b.what FROM ("
+     "SELECT id, 'arguments' AS what, arguments AS body FROM dispatches"
+     " UNION ALL SELECT dispatch, 'result', result FROM outcomes"
+     " UNION ALL SELECT dispatch, 'error', error FROM outcomes"
+     " UNION ALL SELECT dispatch, 'result', result FROM decisions"
+     " UNION ALL SELECT dispatch, 'error', error FROM decisions"
+     " UNION ALL SELECT dispatch, 'task''s result', result FROM tasks"
+     " UNION ALL SELECT dispatch, 'task''s error', error FROM tasks"
+     ") AS b LEFT JOIN dispatches AS d USING (id) WHERE instr(b.body, X'0A')"),
 )  # fmt: skip
+_BROKEN: Final = (
+    "SELECT t.rowid, d.workflow_id, d.sequence, d.attempt, NULL FROM ({}) AS t"
+    " LEFT JOIN dispatches AS d ON d.id = t.dispatch"
+)
 _ROWS: Final = (
     "SELECT id, workflow_id, sequence, attempt, tool_name, call_signature, arguments FROM dispatches ORDER BY id"
 )
@@ -68,6 +90,9 @@ SELECT workflow_id, after + 1, sequence - 1 FROM (
 )
 WHERE sequence > after + 1 ORDER BY workflow_id, sequence
 """
+_comments: Final = re.compile(r"--.*").sub
+_table: Final = re.compile(r"CREATE TABLE (\w+) \((.*?)\n\) STRICT;", re.DOTALL).finditer
+_text_column: Final = re.compile(r"^ +(\w+) TEXT", re.MULTILINE).findall
 _has_escape: Final = re.compile(r"\\ud[89a-f][0-9a-f]{2}").search
 _unescaped: Final = re.compile(r"\\u(d[89a-f][0-9a-f]{2})").sub
 
@@ -83,36 +108,113 @@ Progress = Callable[[str], None]
 
 
 def verified(reader: Reader, progress: Progress) -> Iterator[Remark]:
-    """All that is to be said about a journal, of one moment of it."""
-    found = 0
+    """All that is to be said about a journal, of one moment of it.
+
+    Raises sqlite3.Error where another program is in the way, and JournalError where the disk is.
+    """
+    is_sound = True
     try:
         with reader.snapshot():
-            for remark in _all(reader.database, progress):
-                found += 1
-                yield remark
-    except sqlite3.DatabaseError as error:
-        if isinstance(error, sqlite3.OperationalError):
+            for text in _unsound(reader.database, progress):
+                is_sound = False
+                yield Remark(True, text)
+            if is_sound:
+                yield from _content(reader.database, progress)
+    except sqlite3.Error as error:
+        if is_busy(error):
             raise
-        yield Remark(True, f"SQLite cannot read on: {clean(str(error))}; restore a copy")
+        said = clean(str(error))
+        if error.sqlite_errorcode & 0xFF not in _DAMAGE and error.sqlite_errorcode != _SHORT_READ:
+            raise JournalError(f"journal {reader.files.typed}: {said}; see to the disk, then verify again") from error
+        is_sound = False
+        yield Remark(True, f"SQLite cannot read on: {said}")
+    if not is_sound:
+        yield Remark(False, "what else there is was not looked at, since it rests on that; restore a copy")
 
 
-def _all(database: sqlite3.Connection, progress: Progress) -> Iterator[Remark]:
-    progress("SQLite's own check")
-    for (said,) in database.execute(f"PRAGMA integrity_check({_MOST})"):
-        if said != "ok":
-            yield Remark(True, f"SQLite: {clean(str(said))}")
-    progress("tables")
-    for query in PROBES:
-        database.execute(query).fetchone()
+def _content(database: sqlite3.Connection, progress: Progress) -> Iterator[Remark]:
     if database.execute("SELECT count(*) FROM journal").fetchone()[0] != 1:
         yield Remark(True, "the journal has not one identity")
-    for what, query in _CHECKS:
+    for what, query in (*_constraints(), *_CHECKS):
         progress(what)
         yield from _capped(what, (_place(*row) for row in database.execute(query)))
     yield from _capped("a fork that does not fit its family", _unfit_forks(database))
+    progress("texts")
+    yield from _capped("a text that is no UTF-8", _garbled(database))
     yield from _signatures(database, progress)
     progress("gaps")
     yield from _gap_notes(database)
+
+
+# ------------------------------------------------------------------------------------ what the rest takes for granted
+
+
+def _unsound(database: sqlite3.Connection, progress: Progress) -> Iterator[str]:
+    """Where the tables are not those of a journal, or SQLite itself cannot make sense of them."""
+    progress("schema")
+    with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
+        fresh.executescript(_DDL)
+        expected, found = _schema(fresh), _schema(database)
+    for name, (kind, definition) in expected.items():
+        if found.get(name) != (kind, definition):
+            yield f"{kind} {name} is {'not what it was made as' if name in found else 'missing'}"
+    for name, (kind, _) in found.items():
+        if kind == "trigger":  # a table, index or view of somebody's own does nothing to ours
+            yield f"trigger {clean(name)} was added"
+    progress("SQLite's own check")
+    for (said,) in database.execute(f"PRAGMA integrity_check({_MOST})"):
+        if said != "ok":
+            yield f"SQLite: {clean(str(said))}"
+    for query in PROBES:
+        database.execute(query).fetchone()
+
+
+def _schema(database: sqlite3.Connection) -> dict[str, tuple[str, str]]:
+    """By name, of what kind each part of a database is, and the words that make it."""
+    rows = database.execute("SELECT name, type, sql FROM sqlite_schema WHERE sql IS NOT NULL")
+    return {name: (kind, " ".join(sql.split())) for name, kind, sql in rows}
+
+
+def _tables() -> Iterator[tuple[str, str]]:
+    """Every table of a journal, and what stands between its brackets."""
+    return ((found[1], found[2]) for found in _table(_comments("", _DDL)))
+
+
+def _constraints() -> Iterator[tuple[str, str]]:
+    """Every CHECK of a journal as a query for what breaks it: on a connection that only reads, SQLite knows of none."""
+    for table, columns in _tables():
+        key = "id" if table == "dispatches" else "dispatch" if "dispatch INTEGER" in columns else "NULL"
+        for check in _checks(columns):
+            broken = f"SELECT rowid, {key} AS dispatch FROM {table} WHERE NOT ({check})"  # noqa: S608  # ours
+            yield f"a row of {table} without CHECK ({check})", _BROKEN.format(broken)
+
+
+def _checks(columns: str) -> Iterator[str]:
+    """What stands between the brackets of each CHECK."""
+    for part in columns.split("CHECK (")[1:]:
+        depth, end = 1, 0
+        while depth:
+            depth += {"(": 1, ")": -1}.get(part[end], 0)
+            end += 1
+        yield part[: end - 1]
+
+
+def _garbled(database: sqlite3.Connection) -> Iterator[str]:
+    """Texts that are none, by table, row and column: SQLite takes any bytes for one."""
+    usual, database.text_factory = database.text_factory, bytes
+    try:
+        for table, columns in _tables():
+            names = _text_column(columns)
+            query = f"SELECT rowid, {', '.join(names)} FROM {table}"  # noqa: S608  # ours
+            for row, *values in database.execute(query) if names else ():
+                for name, value in zip(names, values, strict=True):
+                    if value is not None and (text := decoded(value)).encode() != value:
+                        yield f"{table}, row {row}: {name} {cut(clean(text), _SHOWN_CHARS)}"
+    finally:
+        database.text_factory = usual
+
+
+# ------------------------------------------------------------------------------------------------------------- the rest
 
 
 def _capped(what: str, places: Iterator[str]) -> Iterator[Remark]:
@@ -126,10 +228,10 @@ def _capped(what: str, places: Iterator[str]) -> Iterator[Remark]:
         yield Remark(True, f"{what}: {more:,} more")
 
 
-def _place(dispatch: int, workflow_id: str | None, sequence: Any, attempt: Any, detail: Any) -> str:
+def _place(row: int, workflow_id: str | None, sequence: Any, attempt: Any, detail: Any) -> str:
     about = f" ({clean(str(detail))})" if detail not in (None, "") else ""
     if workflow_id is None:
-        return f"dispatch {dispatch}{about}"
+        return f"row {row}{about}"
     return f"sequence {sequence} of workflow {clean(workflow_id)}, attempt {attempt}{about}"
 
 

@@ -1,7 +1,9 @@
 """What an operator sees: list, show, export, stats and verify, of journals that are closed, owned, or damaged."""
 
+import contextlib
 import json
 import os
+import random
 import re
 import sqlite3
 import subprocess
@@ -29,6 +31,7 @@ from commands import _STATUSES
 from reader import _held, holder_of
 from render import clean, compact, duration_ms, iso, laid_out, moment_ms, span, table
 from states import Cause, Status
+from storage import _DDL
 
 COLOUR = "\x1b["
 
@@ -574,6 +577,30 @@ DAMAGE = {
     "a decision without its dispatch": ["INSERT INTO decisions VALUES (1, 99, 'NOT_EXECUTED', 1, '', NULL, NULL)"],
     "a doubt without its dispatch": ["INSERT INTO doubts VALUES (99, 'timeout', 1, 1)"],
     "a delivery without its dispatch": ["INSERT INTO deliveries VALUES (99)"],
+    "an owner that can be no process": ["UPDATE owners SET upstream_pid = 9223372036854775807"],
+    "a text that is no UTF-8: dispatches, row 3: tool_name \\xffA": [
+        "UPDATE dispatches SET tool_name = CAST(X'ff41' AS TEXT) WHERE id = 3"
+    ],
+    "a text that is no UTF-8: journal, row 1: workflow_id": ["UPDATE journal SET workflow_id = CAST(X'ff' AS TEXT)"],
+    "more than one line: sequence 1 of workflow run, attempt 1 (arguments)": [
+        "UPDATE dispatches SET arguments = X'7b0a7d' WHERE id = 1"
+    ],
+    "more than one line: sequence 1 of workflow run, attempt 1 (result)": [
+        "UPDATE outcomes SET result = X'7b0a7d' WHERE dispatch = 1"
+    ],
+    "more than one line: sequence 2 of workflow run, attempt 1 (error)": [
+        "UPDATE outcomes SET error = X'7b0a7d' WHERE dispatch = 2"
+    ],
+    "more than one line: sequence 4 of workflow run, attempt 1 (result)": [
+        "INSERT INTO decisions VALUES (1, 4, 'COMPLETED', 1, '', X'7b0a7d', NULL)",
+        "UPDATE doubts SET is_open = 0",
+    ],
+    "more than one line: sequence 6 of workflow run, attempt 1 (task's error)": [
+        "INSERT INTO tasks VALUES (6, 'tasks/result', 1, NULL, X'7b0a7d')"
+    ],
+    "view attempts is not what it was made as": ["DROP VIEW attempts", "CREATE VIEW attempts AS SELECT 1"],
+    "index by_signature is missing": ["DROP INDEX by_signature"],
+    "trigger t was added": ["CREATE TRIGGER t AFTER INSERT ON dispatches BEGIN DELETE FROM outcomes; END"],
     "a task's answer without its handle": ["INSERT INTO tasks VALUES (99, 'm', 1, X'7b7d', NULL)"],
     "the journal has not one identity": ["DELETE FROM journal"],
 }
@@ -588,6 +615,87 @@ def test_what_no_relay_leaves_behind_is_found_and_stays(path: Path, says: Says, 
     assert any(finding in each["text"] for each in found if each["kind"] == "finding")
     assert contents(path.parent)["j.db"] == before["j.db"]
     assert "nothing was repaired" in says("verify", path, code=6)
+
+
+# A row against each CHECK of the tables, which SQLite does not look at where it only reads.
+UNCHECKED = "PRAGMA ignore_check_constraints = ON"
+BROKEN = {
+    "dispatches: sequence 9223372036854775807 of workflow run": "UPDATE dispatches SET sequence = 9223372036854775807"
+    " WHERE id = 3",
+    "dispatches: sequence -9223372036854775808 of workflow run": "UPDATE dispatches SET sequence = -9223372036854775808"
+    " WHERE id = 3",
+    "dispatches: sequence 1 of workflow run, attempt -5": "UPDATE dispatches SET attempt = -5 WHERE id = 1",
+    "dispatches: sequence 3 of workflow run, attempt 1": "UPDATE dispatches SET era = 'ancient' WHERE id = 3",
+    "dispatches: sequence 2 of workflow run, attempt 1": "UPDATE dispatches SET settled_below = 3 WHERE id = 2",
+    "outcomes: sequence 2 of workflow run, attempt 1": "UPDATE outcomes SET result = NULL, error = NULL"
+    " WHERE dispatch = 2",
+    "outcomes: sequence 1 of workflow run, attempt 1": "UPDATE outcomes SET status = 'DONE' WHERE dispatch = 1",
+    "outcomes: row 99": "INSERT INTO outcomes VALUES (99, 'NOT_SENT', 1, NULL, NULL, X'7b7d', NULL)",
+    "tasks: sequence 6 of workflow run, attempt 1": "INSERT INTO tasks VALUES (6, 'm', 1, NULL, NULL)",
+    "forks: row 1": "INSERT INTO forks VALUES (1, 'run', 'run~1', 'run', 0, 1)",
+    "doubts: sequence 8 of workflow run, attempt 1": "INSERT INTO doubts VALUES (9, 'weird', 1, 1)",
+    "doubts: sequence 4 of workflow run, attempt 1": "UPDATE doubts SET is_open = 2",
+    "decisions: sequence 4 of workflow run, attempt 1": "INSERT INTO decisions VALUES"
+    " (1, 4, 'TASK', 1, '', X'7b7d', NULL)",
+    "reports: row 7": "INSERT INTO reports VALUES (7, '', '', 1, 0, NULL, 2, NULL, NULL)",
+    "decisions: sequence 1 of workflow run, attempt 1": "INSERT INTO decisions VALUES"
+    " (1, 1, 'FAILED', 1, '', NULL, NULL)",
+}
+
+
+@pytest.mark.parametrize("row", BROKEN)
+def test_a_row_that_breaks_a_constraint_is_found_and_named(path: Path, says: Says, row: str) -> None:
+    a_mixed_journal(path)
+    change(path, UNCHECKED, BROKEN[row])
+    found = [each["text"] for each in says.objects("verify", path, "--json", code=6) if each["kind"] == "finding"]
+    table, _, place = row.partition(": ")
+    assert [text for text in found if text.startswith(f"a row of {table} without CHECK (") and place in text], found
+
+
+def test_every_constraint_of_the_tables_is_looked_for() -> None:
+    asked = list(verify._constraints())
+    assert len(asked) == _DDL.count("CHECK") == len(BROKEN) - 2  # two are broken in two ways
+    for _, query in asked:
+        with contextlib.closing(sqlite3.connect(":memory:")) as database:
+            database.executescript(_DDL)
+            assert database.execute(query).fetchall() == []
+
+
+def test_what_somebody_made_for_himself_is_no_finding(path: Path, says: Says) -> None:
+    a_mixed_journal(path)
+    change(path, "CREATE VIEW mine AS SELECT * FROM calls", "CREATE INDEX more ON dispatches (tool_name)", "ANALYZE")
+    assert says("verify", path).endswith("nothing is wrong with it\n")
+
+
+@pytest.mark.parametrize("bytes_left", [100, 4096, 5000, -4096])
+def test_a_journal_that_was_cut_is_a_finding_and_nothing_else_reads_it(path: Path, says: Says, bytes_left: int) -> None:
+    a_mixed_journal(path)
+    os.truncate(path, bytes_left if bytes_left > 0 else path.stat().st_size + bytes_left)
+    found = says.objects("verify", path, "--json", code=6)
+    assert [each["kind"] for each in found] == ["finding"] * (len(found) - 1) + ["note"]
+    assert "SQLite" in found[-2]["text"]
+    said = says.refusal("stats", path, code=4)
+    assert "see what journal verify says, restore a copy" in said
+
+
+@pytest.mark.parametrize(("start", "end"), [(100, 320), (4096, None)])
+def test_garbled_bytes_are_a_finding(path: Path, says: Says, start: int, end: int | None) -> None:
+    a_mixed_journal(path)
+    content = path.read_bytes()
+    end = len(content) if end is None else end
+    path.write_bytes(content[:start] + random.Random(1).randbytes(end - start) + content[end:])
+    assert "SQLite" in says("verify", path, code=6)
+
+
+def test_a_disk_that_cannot_be_read_is_no_finding(path: Path, says: Says, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        error = sqlite3.OperationalError("disk I/O error")
+        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_READ
+        raise error
+
+    a_mixed_journal(path)
+    monkeypatch.setattr("verify._schema", fail)
+    assert says.refusal("verify", path, code=4).endswith("disk I/O error; see to the disk, then verify again\n")
 
 
 def test_a_damaged_page_is_found(path: Path, says: Says) -> None:
@@ -628,7 +736,6 @@ def test_progress_is_for_terminals(path: Path) -> None:
 
 # --------------------------------------------------------------------------------------------- what somebody has edited
 
-UNCHECKED = "PRAGMA ignore_check_constraints = ON"
 # What was done to a journal, and what is said of it where the edited row is looked at.
 EDITED = {
     "a cause": (["INSERT INTO doubts VALUES (9, 'weird' || char(27), 1, 1)"], "dispatch 9 has a cause"),
