@@ -4,12 +4,15 @@ What is shown comes from a client or a server, so it is never shown raw: a contr
 direction could make a terminal say what is not on record.
 """
 
+import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from unicodedata import combining, east_asian_width
 
+_PIECE_CHARS: Final = 4096  # a text is looked at in pieces: a list of all its characters takes many times its memory
 _MAX_INDENT: Final = 40  # levels; deeper ones are still told apart by their brackets
 _MAX_MS: Final = 253402300799999  # the end of the year 9999, the last that ISO 8601 and datetime can write
 
@@ -27,7 +30,8 @@ _COLOURS: Final = {
     "NOT_EXECUTED": "2",
     "PRUNED": "2",
 }
-_token: Final = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},:]|[^][{},:"\s]+', re.DOTALL).finditer
+# Possessive: what a string has taken it never gives back, so nothing has to be remembered for each character of it.
+_token: Final = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[][{},:]|[^][{},:"\s]+', re.DOTALL).finditer
 
 
 def iso(at_ms: int | None) -> str | None:
@@ -94,10 +98,29 @@ def clean(text: str) -> str:
     """A text on one line that does nothing to a terminal: what does not print stands as an escape."""
     if text.isprintable():
         return text
-    return "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in text
-    )
+    pieces = (text[start : start + _PIECE_CHARS] for start in range(0, len(text), _PIECE_CHARS))
+    return "".join(piece if piece.isprintable() else "".join(map(_visible, piece)) for piece in pieces)
+
+
+def _visible(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def quoted(words: Iterable[str]) -> str:
+    """Words as a shell takes them, for a terminal: what does not print stands as bytes in $'...'."""
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{_escaped(word)}'" for word in words)
+
+
+def _escaped(word: str) -> str:
+    parts = []
+    for character in word:
+        if character in "\\'":
+            parts.append("\\" + character)
+        elif character.isprintable():
+            parts.append(character)
+        else:  # octal, of which a shell takes three digits and no more
+            parts += [f"\\{byte:03o}" for byte in os.fsencode(character)]
+    return "".join(parts)
 
 
 def cut(text: str, limit: int) -> str:

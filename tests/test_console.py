@@ -7,6 +7,7 @@ import random
 import re
 import sqlite3
 import subprocess
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,17 @@ def a_mixed_journal(path: Path) -> None:
 )
 def test_json_is_laid_out_with_every_token_as_it_was_spelt(value: bytes, lines: list[str]) -> None:
     assert list(laid_out(value))[: len(lines)] == lines
+
+
+@pytest.mark.parametrize("character", ["x", "\u65e5", "\x07"])
+def test_a_long_string_is_shown_in_few_times_its_memory(character: str) -> None:
+    value = json.dumps([character * 2_000_000 + "\\n"], ensure_ascii=False).encode()
+    tracemalloc.start()
+    try:
+        assert sum(map(len, laid_out(value))) > 2_000_000
+        assert tracemalloc.get_traced_memory()[1] < 16 * len(value)
+    finally:
+        tracemalloc.stop()
 
 
 def test_json_of_any_depth_is_laid_out() -> None:
