@@ -71,7 +71,7 @@ def add_to(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
         return added
 
     add = command("list", _list, "list calls, the newest last").add_argument
-    _add_workflow_option(add)
+    _add_workflow_option(add, default="all")
     add("--status", metavar="STATUS", action="append", type=_status, help="only this status; repeatable")
     add("--tool", metavar="NAME", help="only calls of this tool")
     add("--since", metavar="TIME", type=_moment, help="only calls from this time on, or of the last 12h, 30d")
@@ -85,8 +85,10 @@ def add_to(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
 
     _add_resolve(command("resolve", _resolve, "settle a call in doubt, once you know what became of it"))
 
-    add = command("export", _export, "write the journal as JSON Lines: every attempt, forks, prunings").add_argument
-    _add_workflow_option(add)
+    text = "write the journal as JSON Lines: every attempt, owners, forks, prunings"
+    add = command("export", _export, text).add_argument
+    _add_workflow_option(add, default="all")
+    _add_json_option(add, "one object a line, as without it")
 
     add = command("stats", _stats, "tell the journal in numbers").add_argument
     _add_json_option(add, "one object")
@@ -127,8 +129,8 @@ def _add_sequence(add: Callable[..., object]) -> None:
     add("sequence", metavar="SEQ", type=_sequence, help="the call's place in its workflow")
 
 
-def _add_workflow_option(add: Callable[..., object]) -> None:
-    add("--workflow-id", metavar="ID", help="exactly this workflow or branch (default: the journal's own workflow)")
+def _add_workflow_option(add: Callable[..., object], *, default: str = "the journal's own workflow") -> None:
+    add("--workflow-id", metavar="ID", help=f"exactly this workflow or branch (default: {default})")
 
 
 def _add_json_option(add: Callable[..., object], how: str) -> None:
@@ -204,11 +206,11 @@ def _list(args: argparse.Namespace, context: Context) -> int:
 
 
 def _show(args: argparse.Namespace, context: Context) -> int:
-    from console import Shown, show_lines, show_object
+    from console import look, show_lines, show_object
     from reader import reading
 
     with reading(args.journal) as reader, reader.snapshot():
-        shown = Shown(reader, args.sequence, _workflow_id(args))
+        shown = look(reader, args.sequence, _workflow_id(args))
         if args.json:
             lines = [show_object(shown, reader, context.command)]
         else:
@@ -219,10 +221,15 @@ def _show(args: argparse.Namespace, context: Context) -> int:
 
 def _export(args: argparse.Namespace, context: Context) -> int:
     from console import export_lines
-    from reader import reading
+    from reader import Filter, reading
+    from render import clean
 
+    workflow_id = _workflow_id(args)
     with reading(args.journal) as reader:
-        _say_all(context, export_lines(reader, _workflow_id(args)))
+        _say_all(context, export_lines(reader, workflow_id))
+        is_known = reader.listed(Filter(workflow_id, limit=1)) or reader.prunings(workflow_id)
+    if workflow_id is not None and not is_known:
+        context.note(f"nothing is on record of workflow {clean(workflow_id)}")
     return _DONE
 
 

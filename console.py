@@ -7,13 +7,15 @@ call in doubt is in doubt.py.
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import doubt
 import wire
+from branches import Family
 from processes import is_running
-from reader import Bodies, Filter, Owner, Reader, Row, standing
-from render import bold, clean, count, cut, iso, laid_out, painted, pairs, size, span, table
+from reader import Answer, Bodies, Doubt, Filter, Judgement, Owner, Reader, Row, TaskAnswer, standing
+from render import bold, clean, count, cut, decoded, iso, laid_out, painted, pairs, quoted, size, span, table
 from states import Status
 from storage import FORMAT
 
@@ -46,22 +48,32 @@ def row_object(row: Row) -> dict[str, Any]:
         "owner_epoch": row.owner_epoch,
         "delivered": row.is_delivered,
         "settled": row.is_settled,
+        "stands": row.stands,
         "call_signature": row.signature,
     }
 
 
-def json_line(members: Mapping[str, Any], raw: Mapping[str, bytes | None] = {}) -> str:
-    """One object as one line of ASCII. What is `raw` keeps its spelling: numbers of any size, repeated keys.
+def json_line(members: Mapping[str, Any]) -> str:
+    """One object as one line of ASCII. Bytes went over the wire and keep their spelling, numbers of any size included.
 
-    A raw value that is no JSON stands as a string under its key and `_text`, and the key itself is null.
+    Bytes that are no JSON stand as a string under their key and `_text`, and the key itself is null.
     """
-    parts = [f"{json.dumps(key)}:{json.dumps(value, separators=(',', ':'))}" for key, value in members.items()]
-    for key, value in raw.items():
-        text = None if value is None else _as_json(value)
-        parts.append(f"{json.dumps(key)}:{'null' if text is None else text}")
-        if value is not None and text is None:
-            parts.append(f"{json.dumps(key + '_text')}:{json.dumps(value.decode('utf-8', 'backslashreplace'))}")
+    parts = []
+    for key, value in members.items():
+        parts.append(f"{json.dumps(key)}:{_json(value)}")
+        if isinstance(value, bytes) and _as_json(value) is None:
+            parts.append(f"{json.dumps(key + '_text')}:{json.dumps(decoded(value))}")
     return f"{{{','.join(parts)}}}"
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, bytes):
+        return _as_json(value) or "null"
+    if isinstance(value, Mapping):
+        return json_line(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(_json, value))}]"
+    return json.dumps(value)
 
 
 def _as_json(value: bytes) -> str | None:
@@ -71,11 +83,11 @@ def _as_json(value: bytes) -> str | None:
         text = value.decode()
     except (ValueError, StopIteration, RecursionError):
         return None
-    return text if text.isascii() and "\x7f" not in text else _beyond_ascii(lambda found: _escaped(found[0]), text)
+    return text if text.isascii() and "\x7f" not in text else _beyond_ascii(_escaped, text)
 
 
-def _escaped(text: str) -> str:
-    return "".join(json.dumps(character)[1:-1] if character != "\x7f" else "\\u007f" for character in text)
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1].replace("\x7f", "\\u007f")
 
 
 # ---------------------------------------------------------------------------------------------------------------- list
@@ -100,11 +112,12 @@ def list_lines(rows: Sequence[Row], *, in_colour: bool) -> Iterator[str]:
 
 
 def _note(row: Row) -> str:
+    which = "" if row.stands else f"earlier attempt {row.attempt}"
     notes = [
         row.cause or "",
         "isError" if row.is_error else "",
         "settled" if row.is_settled else "",
-        f"attempt {row.attempt}" if row.attempt > 1 else "",
+        f"attempt {row.attempt}" if row.stands and row.attempt > 1 else which,
     ]
     return ", ".join(filter(None, notes)) or "-"
 
@@ -112,53 +125,96 @@ def _note(row: Row) -> str:
 # ---------------------------------------------------------------------------------------------------------------- show
 
 
+class Pruned(NamedTuple):
+    """A place where something was on record once."""
+
+    workflow_id: str
+    sequence: int
+    pruned_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt, and all that is on record about it but its bodies."""
+
+    row: Row
+    owner: Owner | None
+    answer: Answer | None  # of upstream's own, where an operator decided
+    judgements: Sequence[Judgement]
+    doubt: Doubt | None
+    task_answers: Sequence[TaskAnswer]
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """Everything on record about one place, read in one snapshot."""
+    """Everything on record about one place."""
 
-    def __init__(self, reader: Reader, sequence: int, workflow_id: str | None) -> None:
-        """Raises ConsoleError for a place where nothing ever was."""
-        asked = workflow_id if workflow_id is not None else reader.identity().workflow_id
-        self.family = reader.family(asked)
-        # A branch has its parent's rows below the place where it left.
-        self.workflow_id = self.family.owner(asked, sequence)
-        self.asked = asked
-        self.sequence = sequence
-        self.attempts = reader.attempts(self.workflow_id, sequence)
-        self.pruned_at = None
-        if not self.attempts:
-            left = reader.prunings(self.workflow_id)
-            if not left or sequence > left[0].last_sequence:
-                raise ConsoleError(_missing(reader, sequence, self.workflow_id))
-            self.pruned_at = left[0].pruned_at
-            return
-        self.row = standing(self.attempts)
-        self.bodies = reader.bodies(self.row.id)
-        self.answer = reader.answer(self.row.id)
-        self.judgements = {row.attempt: reader.judgements(row.id) for row in self.attempts}
-        self.doubts = {row.attempt: reader.doubt(row.id) for row in self.attempts}
-        self.task_answers = reader.task_answers(self.row.id)
-        self.owner = reader.owner(self.row.owner_epoch)
-        self.elsewhere = [
-            (member, standing(found).status)
-            for member in self.family.members
-            if member != self.workflow_id and (found := reader.attempts(member, sequence))
-        ]
+    asked: str  # the workflow that was asked for
+    family: Family
+    attempts: Sequence[Attempt]
+    standing: Attempt
+    bodies: Bodies  # of the standing attempt
+    elsewhere: Mapping[str, Status]  # by workflow of the family, what it has at the same sequence
 
 
-def _missing(reader: Reader, sequence: int, workflow_id: str) -> str:
-    where = [clean(name) for name in reader.places_of(sequence)]
+def look(reader: Reader, sequence: int, workflow_id: str | None) -> Shown | Pruned:
+    """Everything about one place, read in one snapshot. Raises ConsoleError for a place where nothing ever was."""
+    asked = workflow_id if workflow_id is not None else reader.identity().workflow_id
+    family = reader.family(asked)
+    name = family.owner(asked, sequence)  # a branch has its parent's rows below the place where it left
+    rows = reader.attempts(name, sequence)
+    if not rows:
+        left = reader.prunings(name)
+        if left and sequence <= left[0].last_sequence:
+            return Pruned(name, sequence, left[0].pruned_at)
+        raise ConsoleError(no_row(reader, name, sequence))
+    attempts = [_attempt(reader, row) for row in rows]
+    found = {member: reader.attempts(member, sequence) for member in family.members}
+    return Shown(
+        asked=asked,
+        family=family,
+        attempts=attempts,
+        standing=attempts[rows.index(standing(rows))],
+        bodies=reader.bodies(standing(rows).id),
+        elsewhere={member: standing(some).status for member, some in found.items() if some},
+    )
+
+
+def _attempt(reader: Reader, row: Row) -> Attempt:
+    return Attempt(
+        row=row,
+        owner=reader.owner(row.owner_epoch),
+        answer=reader.answer(row.id) if row.is_settled else None,
+        judgements=reader.judgements(row.id),
+        doubt=reader.doubt(row.id),
+        task_answers=reader.task_answers(row.id),
+    )
+
+
+def no_row(reader: Reader, workflow_id: str, sequence: int) -> str:
+    """That a workflow has no row of its own at a sequence, and where there is one."""
+    owner = reader.family(workflow_id).owner(workflow_id, sequence)
+    if owner != workflow_id and reader.attempts(owner, sequence):
+        return (
+            f"branch {clean(workflow_id)} has no row of its own at {sequence}; "
+            f"the one it sees is --workflow-id {quoted([owner])}"
+        )
+    if any(sequence <= left.last_sequence for left in reader.prunings(workflow_id)):
+        return f"sequence {sequence} of workflow {clean(workflow_id)} was pruned; there is nothing left to settle"
+    where = [quoted([name]) for name in reader.places_of(sequence)]
     hint = f"; --workflow-id may be {', '.join(where)}" if where else ""
     return f"no row at sequence {sequence} of workflow {clean(workflow_id)}{hint}"
 
 
-def show_lines(shown: Shown, reader: Reader, command: Sequence[str], *, now_ms: int, in_colour: bool) -> Iterator[str]:
+def show_lines(
+    shown: Shown | Pruned, reader: Reader, command: Sequence[str], *, now_ms: int, in_colour: bool
+) -> Iterator[str]:
     """All that `journal show` says. `command` starts this program the way this process was started."""
-    if shown.pruned_at is not None:
+    if isinstance(shown, Pruned):
         yield f"{clean(shown.workflow_id)} {shown.sequence}  {painted(Status.PRUNED, in_colour=in_colour)}"
         yield ""
         yield f"It was pruned at {iso(shown.pruned_at)}: a call at this place is refused and never run again."
         return
-    row = shown.row
 
     def heading(text: str) -> Iterator[str]:
         yield ""
@@ -172,31 +228,31 @@ def show_lines(shown: Shown, reader: Reader, command: Sequence[str], *, now_ms: 
     if len(shown.attempts) > 1:
         yield from heading("attempts")
         rows = [
-            (str(each.attempt), each.status, iso(each.started_at) or "", iso(each.completed_at) or "-", _note(each))
-            for each in shown.attempts
+            (str(row.attempt), row.status, iso(row.started_at) or "", iso(row.completed_at) or "-", _note(row))
+            for row in (each.row for each in shown.attempts)
         ]
         header = ("ATTEMPT", "STATUS", "STARTED", "COMPLETED", "NOTE")
         yield from (f"  {line}" for line in table(header, rows, in_colour=in_colour))
-    judged = [(attempt, each) for attempt, some in shown.judgements.items() for each in some]
+    judged = [(each.row.attempt, judgement) for each in shown.attempts for judgement in each.judgements]
     if judged:
         yield from heading("decisions")
-        for attempt, each in judged:
-            reason = f": {clean(each.reason)}" if each.reason else ", no reason given"
-            yield f"  {iso(each.decided_at)}  attempt {attempt} settled as {each.status}{reason}"
+        for attempt, judgement in judged:
+            reason = f": {clean(judgement.reason)}" if judgement.reason else ", no reason given"
+            yield f"  {iso(judgement.decided_at)}  attempt {attempt} settled as {judgement.status}{reason}"
     if len(shown.family.members) > 1:
         yield from heading("branches")
         yield from _branches(shown)
-    for each_row in shown.attempts:
-        if each_row.status == Status.IN_DOUBT:
-            advice = doubt.Advice(each_row, decides=each_row is row, owner=shown.owner, path=reader.files.path)
+    for each in shown.attempts:
+        if each.row.status is Status.IN_DOUBT:
+            advice = doubt.Advice(each.row, owner=each.owner, path=reader.files.path)
             for name, lines in advice.sections(command, holder=reader.holder):
                 yield from heading(name)
                 yield from (f"  {line}" for line in lines)
 
 
 def _facts(shown: Shown, reader: Reader, now_ms: int, *, in_colour: bool) -> Iterator[tuple[str, str]]:
-    row, owner = shown.row, shown.owner
-    seen_from = "" if shown.asked == shown.workflow_id else f" (seen from its branch {clean(shown.asked)})"
+    row, owner = shown.standing.row, shown.standing.owner
+    seen_from = "" if shown.asked == row.workflow_id else f" (seen from its branch {clean(shown.asked)})"
     yield "workflow", clean(row.workflow_id) + seen_from
     yield "sequence", str(row.sequence)
     yield "tool", clean(row.tool_name)
@@ -216,7 +272,7 @@ def _facts(shown: Shown, reader: Reader, now_ms: int, *, in_colour: bool) -> Ite
 
 
 def _owner(owner: Owner, reader: Reader) -> str:
-    runs = reader.is_owned and reader.database.execute("SELECT max(epoch) FROM owners").fetchone()[0] == owner.epoch
+    runs = reader.is_owned and reader.newest_epoch == owner.epoch
     state = "running" if runs else "gone"
     upstream = f", upstream's {owner.upstream_pid}" if owner.upstream_pid else ""
     return f"process {owner.pid} ({state}){upstream}, from {iso(owner.started_at)}"
@@ -227,69 +283,75 @@ def _bodies(shown: Shown) -> Iterator[tuple[str, bytes | None]]:
     yield "arguments", shown.bodies.arguments
     yield "result", shown.bodies.result
     yield "error", shown.bodies.error
-    answer = shown.answer
-    if answer is not None and shown.judgements[shown.row.attempt]:
+    if (answer := shown.standing.answer) is not None:
         yield f"what upstream had answered ({answer.status})", answer.result or answer.error
-    for each in shown.task_answers:
+    for each in shown.standing.task_answers:
         yield f"upstream's last answer to {clean(each.method)}, {iso(each.ended_at)}", each.result or each.error
 
 
 def _branches(shown: Shown) -> Iterator[str]:
-    statuses = {shown.workflow_id: shown.row.status, **dict(shown.elsewhere)}
+    sequence = shown.standing.row.sequence
     for member in shown.family.members:
         fork = shown.family.fork(member)
         origin = "the root" if fork is None else f"left {clean(fork.parent)} at {fork.sequence}"
-        here = f"{statuses[member]} at {shown.sequence}" if member in statuses else f"no row at {shown.sequence}"
+        status = shown.elsewhere.get(member)
+        here = f"{status} at {sequence}" if status else f"no row at {sequence}"
         yield f"  {clean(member)}  {origin}; {here}"
 
 
-def show_object(shown: Shown, reader: Reader, command: Sequence[str]) -> str:
+def show_object(shown: Shown | Pruned, reader: Reader, command: Sequence[str]) -> str:
     """All that `journal show` says, as one object on one line."""
-    if shown.pruned_at is not None:
-        return json_line(
-            {
-                "workflow_id": shown.workflow_id,
-                "sequence": shown.sequence,
-                "status": Status.PRUNED,
-                "pruned_at": iso(shown.pruned_at),
-            }
-        )
-    members = row_object(shown.row)
-    members["attempts"] = [row_object(each) for each in shown.attempts]
-    members["decisions"] = [
-        _judgement_object(attempt, each) for attempt, some in shown.judgements.items() for each in some
-    ]
-    members["doubts"] = [
-        {"attempt": attempt, "cause": each.cause, "noted_at": iso(each.noted_at), "is_open": each.is_open}
-        for attempt, each in shown.doubts.items()
-        if each is not None
-    ]
-    members["branches"] = [
-        {"branch": fork.branch, "parent": fork.parent, "sequence": fork.sequence}
-        for fork in map(shown.family.fork, shown.family.members)
-        if fork is not None
-    ]
-    owner = shown.owner
-    members["owner"] = owner and {**owner._asdict(), "started_at": iso(owner.started_at)}
-    if shown.row.status == Status.IN_DOUBT:
-        advice = doubt.Advice(shown.row, decides=True, owner=owner, path=reader.files.path)
-        members["doubt"] = {
-            "known": advice.known(),
-            "check": advice.checks(),
-            "commands": [line for _, line in advice.commands(command)],
+    if isinstance(shown, Pruned):
+        members = shown._asdict()
+        return json_line({**members, "status": Status.PRUNED, "pruned_at": iso(shown.pruned_at)})
+    about = [_about(each) for each in shown.attempts]
+    standing = about[shown.attempts.index(shown.standing)]
+    return json_line(
+        {
+            **row_object(shown.standing.row),
+            **{key: standing[key] for key in ("owner", "answer", "task_answers")},
+            **{key: [one for each in about for one in each[key]] for key in ("decisions", "doubts")},
+            "attempts": [_attempt_object(each, reader, command) for each in shown.attempts],
+            "branches": [fork._asdict() for fork in map(shown.family.fork, shown.family.members) if fork is not None],
+            **_advice_object(shown.standing, reader, command),
+            **shown.bodies._asdict(),
         }
-    return json_line(members, shown.bodies._asdict())
+    )
 
 
-def _judgement_object(attempt: int, each: Any) -> dict[str, Any]:
-    return {"attempt": attempt, **each._asdict(), "decided_at": iso(each.decided_at)}
+def _about(each: Attempt) -> dict[str, Any]:
+    """What is on record about an attempt beside its row, by its documented keys."""
+    attempt, owner, answer = each.row.attempt, each.owner, each.answer
+    return {
+        "owner": owner and {**owner._asdict(), "started_at": iso(owner.started_at)},
+        "decisions": [
+            {"attempt": attempt, **one._asdict(), "decided_at": iso(one.decided_at)} for one in each.judgements
+        ],
+        "doubts": [
+            {"attempt": attempt, **one._asdict(), "noted_at": iso(one.noted_at)} for one in (each.doubt,) if one
+        ],
+        "answer": answer and {**answer._asdict(), "completed_at": iso(answer.completed_at)},
+        "task_answers": [{**one._asdict(), "ended_at": iso(one.ended_at)} for one in each.task_answers],
+    }
+
+
+def _attempt_object(each: Attempt, reader: Reader, command: Sequence[str]) -> dict[str, Any]:
+    return {**row_object(each.row), **_advice_object(each, reader, command)}
+
+
+def _advice_object(each: Attempt, reader: Reader, command: Sequence[str]) -> dict[str, Any]:
+    if each.row.status is not Status.IN_DOUBT:
+        return {}
+    advice = doubt.Advice(each.row, owner=each.owner, path=reader.files.path)
+    commands = [line for _, line in advice.commands(command)]
+    return {"doubt": {"known": advice.known(), "check": advice.checks(), "commands": commands}}
 
 
 # -------------------------------------------------------------------------------------------------------------- export
 
 
 def export_lines(reader: Reader, workflow_id: str | None) -> Iterator[str]:
-    """The journal as JSON Lines: its header, every attempt in the order of their dispatch, forks, prunings.
+    """The journal as JSON Lines: its header, every attempt in the order of their dispatch, owners, forks, prunings.
 
     A few megabytes are read at a time, and nothing is held meanwhile: however slowly the lines are taken, no owner
     waits. A row is as it was when its turn came.
@@ -307,7 +369,9 @@ def export_lines(reader: Reader, workflow_id: str | None) -> Iterator[str]:
         last = found[-1][0].id
         yield from lines
     with reader.snapshot():
-        forks, prunings = reader.forks(), reader.prunings(workflow_id)
+        owners, forks, prunings = reader.owners(workflow_id), reader.forks(), reader.prunings(workflow_id)
+    for owner in owners:
+        yield json_line({"type": "owner", **owner._asdict(), "started_at": iso(owner.started_at)})
     for fork in forks:
         if workflow_id in (None, fork.branch):
             yield json_line({"type": "fork", **fork._asdict(), "forked_at": iso(fork.forked_at)})
@@ -316,8 +380,9 @@ def export_lines(reader: Reader, workflow_id: str | None) -> Iterator[str]:
 
 
 def _export_line(reader: Reader, row: Row, bodies: Bodies) -> str:
-    judgements = [_judgement_object(row.attempt, each) for each in reader.judgements(row.id)]
-    return json_line({"type": "attempt", **row_object(row), "decisions": judgements}, bodies._asdict())
+    about = _about(_attempt(reader, row))
+    del about["owner"]  # it has a line of its own
+    return json_line({"type": "attempt", **row_object(row), **about, **bodies._asdict()})
 
 
 # --------------------------------------------------------------------------------------------------------------- stats
@@ -326,7 +391,7 @@ def _export_line(reader: Reader, row: Row, bodies: Bodies) -> str:
 def stats(reader: Reader, now_ms: int) -> dict[str, Any]:
     """The journal in numbers, by the documented keys of `journal stats --json`."""
     identity, totals, by_status = reader.identity(), reader.totals(), reader.by_status()
-    in_doubt = reader.listed(Filter(statuses=(Status.IN_DOUBT,))) if Status.IN_DOUBT in by_status else []
+    in_doubt = reader.listed(Filter(statuses=(Status.IN_DOUBT,)))
     oldest = min(in_doubt, key=lambda row: row.started_at, default=None)
     names = {name for (name,) in reader.database.execute("SELECT DISTINCT workflow_id FROM dispatches")}
     forks = reader.forks()
@@ -338,6 +403,7 @@ def stats(reader: Reader, now_ms: int) -> dict[str, Any]:
         "branches": len(forks),
         "pruned_workflows": len(reader.prunings()),
         "rows": {status: by_status[status] for status in Status if status in by_status},
+        "earlier_attempts_in_doubt": sum(not row.stands for row in in_doubt),
         "attempts": totals.attempts,
         "size_bytes": _bytes(reader.files.path),
         "log_bytes": _bytes(reader.files.wal),
@@ -366,6 +432,8 @@ def stats_lines(found: Mapping[str, Any], *, in_colour: bool) -> Iterable[str]:
         ("rows", f"{sum(rows.values()):,} of {count(found['attempts'], 'attempt')}"),
     ]
     lines += [(f"  {painted(status, in_colour=in_colour)}", f"{number:,}") for status, number in rows.items()]
+    if earlier := found["earlier_attempts_in_doubt"]:
+        lines.append(("  IN_DOUBT", f"{count(earlier, 'earlier attempt')}, of a place that a later one decides"))
     doubted = "none"
     if oldest:
         place = f"{clean(oldest['tool_name'])}, sequence {oldest['sequence']} of {clean(oldest['workflow_id'])}"

@@ -3,12 +3,11 @@
 Pure. Stands only where a person reads: no refusal carries any of it, since an agent with a shell would paste it.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from reader import Owner, Row
-from render import clean, iso
+from render import clean, iso, quoted
 from states import Cause
 
 _WHY: Final[Mapping[str, str]] = {
@@ -16,9 +15,10 @@ _WHY: Final[Mapping[str, str]] = {
     "may have run it or not.",
     Cause.UPSTREAM_LOST: "The server ended, or lost the task, before it gave its final answer. It may have run the "
     "call before that.",
-    Cause.TIMEOUT: "The server had not answered when --call-timeout was over. It had the call, and may have run it.",
-    Cause.CANCELLED: "The client cancelled the call while the server had it, and no answer came. The server may have "
-    "run it before it heard of that, or in spite of it.",
+    Cause.TIMEOUT: "No answer had come when --call-timeout was over. The server may have got the call or not, and may "
+    "have run it or not.",
+    Cause.CANCELLED: "The client cancelled the call before an answer came. If the server got the call, it may have run "
+    "it before it heard of that, or in spite of it.",
     Cause.JOURNAL_UNAVAILABLE: "The server answered, and the journal could not keep the answer. It most likely ran; "
     "the client was handed the answer in data.checkpoint.answer of its refusal.",
 }
@@ -27,15 +27,14 @@ _WHY: Final[Mapping[str, str]] = {
 class Advice:
     """About one attempt that is in doubt. Where a later one stands, it no longer decides what the place holds."""
 
-    def __init__(self, row: Row, *, decides: bool, owner: Owner | None, path: str) -> None:
+    def __init__(self, row: Row, *, owner: Owner | None, path: str) -> None:
         self._row = row
-        self._decides = decides
         self._owner = owner
         self._path = path
 
     def sections(self, command: Sequence[str], *, holder: int | None) -> Iterator[tuple[str, list[str]]]:
         """Headings and what stands below them."""
-        which = "" if self._decides else f", attempt {self._row.attempt}"
+        which = "" if self._row.stands else f", attempt {self._row.attempt}"
         yield f"in doubt{which}: what is known", self.known()
         yield "what to check at the provider", self.checks()
         lines: list[str] = []
@@ -71,9 +70,9 @@ class Advice:
         """For each way to settle it, what it means and what to type."""
         row = self._row
         words = [*command, "journal", "resolve", self._path, str(row.sequence), f"--workflow-id={row.workflow_id}"]
-        if not self._decides:
+        if not row.stands:
             words.append(f"--attempt={row.attempt}")
-        base, reason = clean(shlex.join(words)), "--reason 'WHAT YOU SAW'"
+        base, reason = quoted(words), "--reason 'WHAT YOU SAW'"
         return [
             (
                 "It ran: the agent gets this tool result, a JSON file such as "

@@ -25,32 +25,38 @@ _may_say_error: Final = re.compile(rb'"isError"\s*:\s*true').search
 _SHOWN_CHARS: Final = 60  # of a value that should not be there
 _SNIFFED_BYTES: Final = 1 << 20  # of a result in a listing, whose isError is worth reading that much
 
-_ROWS: Final = (
-    "SELECT a.id, a.workflow_id, a.sequence, a.attempt, a.tool_name, a.call_signature,"
-    " CASE a.status WHEN 'PENDING' THEN ?1 ELSE a.status END AS shown, a.started_at, a.completed_at, a.call_id, a.era,"
-    " a.owner_epoch, a.cause, a.delivered, EXISTS (SELECT 1 FROM decisions AS e WHERE e.dispatch = a.id)"
-    " FROM attempts AS a "
-)
-# What a place holds: its newest attempt of which something may be in the world, else its newest. Most have but one.
-_STANDING: Final = (
-    "WHERE (NOT EXISTS (SELECT 1 FROM dispatches AS o WHERE o.workflow_id = a.workflow_id AND o.sequence = a.sequence"
+# Statuses of which nothing can be in the world, for IN.
+VOID_SQL: Final = "('" + "', '".join(sorted(VOID)) + "')"
+# Whether an attempt is what its place holds: the newest of which something may be in the world, else the newest. Most
+# places have but one.
+_STANDS: Final = (
+    "(NOT EXISTS (SELECT 1 FROM dispatches AS o WHERE o.workflow_id = a.workflow_id AND o.sequence = a.sequence"
     " AND o.attempt <> a.attempt) OR a.attempt = coalesce("
     "(SELECT max(s.attempt) FROM attempts AS s WHERE s.workflow_id = a.workflow_id AND s.sequence = a.sequence"
-    " AND s.status NOT IN ('NOT_SENT', 'NOT_EXECUTED')),"
-    " (SELECT max(d.attempt) FROM dispatches AS d WHERE d.workflow_id = a.workflow_id AND d.sequence = a.sequence))) "
+    " AND s.status NOT IN VOID),"
+    " (SELECT max(d.attempt) FROM dispatches AS d WHERE d.workflow_id = a.workflow_id AND d.sequence = a.sequence)))"
+).replace("VOID", VOID_SQL)
+_COLUMNS: Final = (
+    "SELECT a.id, a.workflow_id, a.sequence, a.attempt, a.tool_name, a.call_signature,"
+    " CASE a.status WHEN 'PENDING' THEN ?1 ELSE a.status END AS shown, a.started_at, a.completed_at, a.call_id, a.era,"
+    " a.owner_epoch, a.cause, a.delivered, EXISTS (SELECT 1 FROM decisions AS e WHERE e.dispatch = a.id), "
 )
+_FROM: Final = " FROM attempts AS a "
+_ROWS: Final = _COLUMNS + _STANDS + _FROM
+# An earlier attempt in doubt is listed too: it has to be settled, whatever a later one came to.
+_LISTED: Final = f"WHERE (a.status IN ('PENDING', 'IN_DOUBT') OR {_STANDS}) "
 _WANTED: Final = (
     "AND (?2 IS NULL OR a.workflow_id = ?2) AND (?3 IS NULL OR a.tool_name = ?3)"
     " AND (?4 IS NULL OR a.started_at >= ?4) AND (?5 IS NULL OR instr(?5, ' ' || shown || ' '))"
     " ORDER BY a.id DESC LIMIT ?6"
 )
-_LIST: Final = _ROWS + _STANDING + _WANTED
+_LIST: Final = _ROWS + _LISTED + _WANTED
 # What has no outcome is on record as in doubt, or was left open at or behind the mark that the last dispatch carries.
 _MAY_BE_OPEN: Final = (
     "AND a.id IN (SELECT dispatch FROM doubts UNION SELECT id FROM dispatches"
     " WHERE id >= (SELECT settled_below FROM dispatches ORDER BY id DESC LIMIT 1)) "
 )
-_LIST_OPEN: Final = _ROWS + _STANDING + _MAY_BE_OPEN + _WANTED
+_LIST_OPEN: Final = _ROWS + _LISTED + _MAY_BE_OPEN + _WANTED
 _OPEN: Final = frozenset({Status.PENDING, Status.IN_DOUBT})
 _AT: Final = _ROWS + "WHERE a.workflow_id = ?2 AND a.sequence = ?3 ORDER BY a.attempt"
 _AFTER: Final = _ROWS + "WHERE a.id > ?2 AND (?3 IS NULL OR a.workflow_id = ?3) ORDER BY a.id"
@@ -61,10 +67,8 @@ _SNIFF: Final = (
     " AND NOT EXISTS (SELECT 1 FROM decisions WHERE decisions.dispatch = ?1)"
     " UNION ALL SELECT * FROM (SELECT result FROM decisions WHERE dispatch = ?1 ORDER BY id DESC LIMIT 1)"
 )
-_STATUSES: Final = (
-    "SELECT CASE a.status WHEN 'PENDING' THEN ?1 ELSE a.status END AS shown, count(*) FROM attempts AS a "
-)
-_BY_STATUS: Final = _STATUSES + _STANDING + "GROUP BY shown"
+_SHOWN: Final = "SELECT CASE a.status WHEN 'PENDING' THEN ?1 ELSE a.status END AS shown, count(*)"
+_BY_STATUS: Final = _SHOWN + _FROM + "WHERE " + _STANDS + " GROUP BY shown"
 
 
 class Era(StrEnum):
@@ -111,6 +115,7 @@ class Row(NamedTuple):
     cause: Cause | None  # why it is in doubt; None where it is not
     is_delivered: bool
     is_settled: bool  # by an operator
+    stands: bool  # it is what its place holds; a later attempt is, where it does not
     is_error: bool | None = False  # whether its result says so; None where that was not looked at
 
 
@@ -291,9 +296,15 @@ class Reader:
         self.holder = holder_of(files.lock)
 
     @cached_property
+    def newest_epoch(self) -> int | None:
+        """The epoch of whoever dispatched last."""
+        found: int | None = self._one("SELECT max(epoch) FROM owners")
+        return found
+
+    @cached_property
     def is_owned(self) -> bool:
         """Whether whoever holds the lock is who left the rows of the newest epoch open: it has dispatched something."""
-        newest = self._one("SELECT pid FROM owners ORDER BY epoch DESC LIMIT 1")
+        newest = self._one("SELECT pid FROM owners WHERE epoch = ?", self.newest_epoch)
         return self.holder is not None and newest is not None and Lock(self.files.lock).owner_pid() == newest
 
     @cached_property
@@ -334,7 +345,7 @@ class Reader:
     # ---------------------------------------------------------------------------------------------------- many rows
 
     def listed(self, wanted: Filter) -> list[Row]:
-        """What places hold, oldest first."""
+        """What places hold, and earlier attempts that are in doubt all the same; oldest first."""
         statuses = f" {' '.join(wanted.statuses)} " if wanted.statuses else None
         values = (
             self.open_status,
@@ -431,6 +442,15 @@ class Reader:
         about = f"a task's answer to dispatch {dispatch}"
         return [self._fact(TaskAnswer, found, about) for found in self.database.execute(query, (dispatch,))]
 
+    def owners(self, workflow_id: str | None) -> list[Owner]:
+        """The processes that have dispatched from the journal, or from a workflow of it."""
+        query = (
+            "SELECT * FROM owners WHERE ?1 IS NULL"
+            " OR epoch IN (SELECT epoch FROM dispatches WHERE workflow_id = ?1) ORDER BY epoch"
+        )
+        found = self.database.execute(query, (workflow_id,))
+        return [self._fact(Owner, values, f"owner {values[0]}") for values in found]
+
     def owner(self, epoch: int) -> Owner | None:
         """The process of an epoch."""
         found = self.database.execute("SELECT * FROM owners WHERE epoch = ?", (epoch,)).fetchone()
@@ -457,8 +477,8 @@ class Reader:
 
 
 def standing(attempts: Sequence[Row]) -> Row:
-    """What a place holds, out of all attempts at it, oldest first: an attempt that was not sent settles none before."""
-    return next((row for row in reversed(attempts) if row.status not in VOID), attempts[-1])
+    """What a place holds, out of all attempts at it."""
+    return next((row for row in attempts if row.stands), attempts[-1])
 
 
 def says_error(result: bytes) -> bool:

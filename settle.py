@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import wire
-from console import ConsoleError, json_line, row_object
+from console import ConsoleError, json_line, no_row, row_object
 from processes import has_running, may_be_group
 from reader import Owner, Reader, Row, standing
 from records import Records
@@ -135,35 +135,22 @@ def plan(reader: Reader, sequence: int, workflow_id: str | None, attempt: int | 
     name = workflow_id if workflow_id is not None else reader.identity().workflow_id
     rows = reader.attempts(name, sequence)
     if not rows:
-        raise ConsoleError(_absent(reader, name, sequence))
+        raise ConsoleError(no_row(reader, name, sequence))
     chosen = [row for row in rows if attempt in (None, row.attempt)]
     if not chosen:
         raise ConsoleError(f"sequence {sequence} of workflow {clean(name)} has no attempt {attempt}")
     row = standing(chosen)
-    _check_status(row, verdict, decides=row is standing(rows), has_decision=bool(reader.judgements(row.id)))
+    _check_status(row, verdict, has_decision=bool(reader.judgements(row.id)))
     if verdict.status is Status.NOT_EXECUTED and not verdict.is_forced:
         _check_upstream(reader.owner(row.owner_epoch))
     return Plan(row, reader.bodies(row.id).arguments, len(rows))
 
 
-def _absent(reader: Reader, name: str, sequence: int) -> str:
-    owner = reader.family(name).owner(name, sequence)
-    if owner != name and reader.attempts(owner, sequence):
-        return (
-            f"branch {clean(name)} has no row of its own at {sequence}; the one it sees is --workflow-id {clean(owner)}"
-        )
-    if any(sequence <= left.last_sequence for left in reader.prunings(name)):
-        return f"sequence {sequence} of workflow {clean(name)} was pruned; there is nothing left to settle"
-    places = [clean(place) for place in reader.places_of(sequence)]
-    hint = f"; --workflow-id may be {', '.join(places)}" if places else ""
-    return f"no row at sequence {sequence} of workflow {clean(name)}{hint}"
-
-
-def _check_status(row: Row, verdict: Verdict, *, decides: bool, has_decision: bool) -> None:
+def _check_status(row: Row, verdict: Verdict, *, has_decision: bool) -> None:
     what = f"{clean(row.tool_name)} (sequence {row.sequence} of workflow {clean(row.workflow_id)})"
     if row.status == Status.IN_DOUBT:
         return
-    if not decides:
+    if not row.stands:
         raise ConsoleError(f"{what}: attempt {row.attempt} is {row.status}, and another attempt decides the place")
     if row.status == Status.PENDING:
         raise ConsoleError(f"{what}: is under way; its outcome will be on record")

@@ -227,6 +227,7 @@ def test_a_listed_object_has_the_documented_keys(path: Path, says: Says) -> None
         "owner_epoch": 1,
         "delivered": False,
         "settled": False,
+        "stands": True,
         "call_signature": row["call_signature"],
     }
 
@@ -348,6 +349,60 @@ def test_what_is_shown_to_be_typed_does_what_it_says(path: Path, says: Says, tmp
     elsewhere.mkdir()
     subprocess.run(f"{line} --yes", shell=True, cwd=elsewhere, check=True, capture_output=True)
     assert "NOT_EXECUTED: WHAT YOU SAW" in says("show", path, 4, "--workflow-id", "--it's; a $(name)")
+
+
+@pytest.mark.parametrize("name", ["a\u200db c", "it's\n\\x", "\x1b[2J", "é ü", "\x7f1"])
+def test_what_is_shown_to_be_typed_can_be_pasted_whatever_is_in_it(path: Path, says: Says, name: str) -> None:
+    folder = path.parent / name
+    folder.mkdir()
+    with life(folder / "j.db") as owner:
+        owner.call(4, Status.IN_DOUBT, workflow_id=name)
+    out = says("show", folder / "j.db", 4, "--workflow-id", name)
+    (line,) = (line.strip() for line in out.splitlines() if "--not-executed" in line)
+    assert line.isprintable()
+    subprocess.run(["bash", "-c", f"{line} --yes"], check=True, capture_output=True)
+    assert "NOT_EXECUTED: WHAT YOU SAW" in says("show", folder / "j.db", 4, "--workflow-id", name)
+
+
+def test_an_earlier_attempt_in_doubt_is_shown_with_the_process_that_had_it(path: Path, says: Says) -> None:
+    with life(path, upstream_pid=1111) as owner:
+        owner.call(1, Status.IN_DOUBT)
+    with life(path, upstream_pid=2222) as owner:
+        owner.call(1, attempt=2)
+    out = says("show", path, 1)
+    assert "in doubt, attempt 1: what is known" in out
+    assert "The server's process was 1111" in out
+    assert "owner      epoch 2" in out
+    (shown,) = says.objects("show", path, 1, "--json")
+    assert "doubt" not in shown
+    first, second = shown["attempts"]
+    assert "The server's process was 1111, started by" in first["doubt"]["known"][-1]
+    assert all("--attempt=1" in command for command in first["doubt"]["commands"])
+    assert (first["stands"], second["stands"], "doubt" in second) == (False, True, False)
+
+
+def test_an_earlier_attempt_in_doubt_is_found(path: Path, says: Says) -> None:
+    with life(path) as owner:
+        owner.call(1)
+        owner.call(2, Status.IN_DOUBT)
+        owner.call(2, attempt=2)
+    listed = says.objects("list", path, "--status", "IN_DOUBT", "--json")
+    assert [(row["sequence"], row["attempt"], row["stands"]) for row in listed] == [(2, 1, False)]
+    assert [row["attempt"] for row in says.objects("list", path, "--json")] == [1, 1, 2]
+    assert "upstream_lost, earlier attempt 1" in says("list", path)
+    (found,) = says.objects("stats", path, "--json")
+    assert (found["rows"], found["earlier_attempts_in_doubt"]) == ({"COMPLETED": 2}, 1)
+    assert (found["oldest_doubt"]["sequence"], found["oldest_doubt"]["attempt"]) == (2, 1)
+    assert "1 earlier attempt, of a place that a later one decides" in says("stats", path)
+
+
+def test_a_call_that_was_held_is_not_said_to_have_reached_the_server(path: Path, says: Says) -> None:
+    with life(path) as owner:
+        for sequence, cause in enumerate((Cause.TIMEOUT, Cause.CANCELLED), 1):
+            owner.doubt(owner.begin(sequence), cause)
+    for sequence in (1, 2):
+        known = says.objects("show", path, sequence, "--json")[0]["doubt"]["known"][1]
+        assert not re.search("It had the call|while the server had it", known)
 
 
 def test_a_row_is_shown_from_a_branch_that_sees_it(path: Path, says: Says) -> None:
@@ -497,7 +552,15 @@ def test_an_export_is_the_whole_journal_in_lines(path: Path, says: Says) -> None
         "forked_at": "2026-09-21T14:13:20.000Z",
     }
     only = says.objects("export", path, "--workflow-id", "run~1")
-    assert [line["type"] for line in only] == ["journal", "attempt", "fork"]
+    assert [line["type"] for line in only] == ["journal", "attempt", "owner", "fork"]
+    assert only[2] == {
+        "type": "owner",
+        "epoch": 2,
+        "pid": os.getpid(),
+        "upstream_pid": None,
+        "started_at": "2026-09-21T14:13:20.000Z",
+    }
+    assert [line["epoch"] for line in lines if line["type"] == "owner"] == [1, 2]
 
 
 def test_an_export_keeps_the_spelling_of_what_went_over_the_wire(path: Path, says: Says) -> None:
@@ -512,7 +575,53 @@ def test_an_export_goes_on_behind_what_was_read_at_once(
 ) -> None:
     monkeypatch.setattr("console._EXPORT_BYTES", 1)
     a_mixed_journal(path)
-    assert [line.get("sequence") for line in says.objects("export", path)][1:] == [1, 2, 3, 4, 5, 6, 7, 1, 8]
+    assert [line.get("sequence") for line in says.objects("export", path)][1:-1] == [1, 2, 3, 4, 5, 6, 7, 1, 8]
+
+
+def test_what_upstream_said_is_kept_beside_what_an_operator_decided(path: Path, says: Says) -> None:
+    with life(path) as owner:
+        owner.call(1, Status.FAILED, b'{"code":1e2,"message":"no"}')
+        owner.end_task(owner.call(2, Status.TASK, HANDLE))
+        owner.call(3, Status.IN_DOUBT)
+        owner.call(3, attempt=2)
+    for sequence in (1, 2):
+        says("resolve", path, sequence, "--failed", "mine", "--yes", "--force", "--reason", "r")
+    exported = {
+        (line["sequence"], line["attempt"]): line for line in says.objects("export", path) if line["type"] == "attempt"
+    }
+    for sequence, attempt, status in ((1, 1, "FAILED"), (2, 1, "TASK"), (3, 2, None)):
+        (shown,) = says.objects("show", path, sequence, "--json")
+        for found in (shown, exported[sequence, attempt]):
+            answer = found["answer"]
+            assert (answer and answer["status"]) == status
+            assert bool(found["decisions"]) is bool(status)
+    assert (
+        '"answer":{"status":"FAILED","completed_at":"2026-09-21T14:13:20.005Z","result":null,"error":{"code":1e2,'
+        in (says("show", path, 1, "--json"))
+    )
+    assert exported[2, 1]["task_answers"] == [
+        {
+            "method": "tasks/get",
+            "ended_at": "2026-09-21T14:13:20.009Z",
+            "result": {"status": "completed"},
+            "error": None,
+        }
+    ]
+    assert exported[3, 1]["doubts"] == [
+        {"attempt": 1, "cause": "upstream_lost", "noted_at": "2026-09-21T14:13:20.005Z", "is_open": True}
+    ]
+    assert exported[3, 2]["doubts"] == []
+
+
+def test_an_export_of_a_workflow_that_is_not_there_says_so(path: Path, says: Says) -> None:
+    a_mixed_journal(path)
+    assert says.both("export", path, "--workflow-id", "typo")[1] == "nothing is on record of workflow typo\n"
+    assert says.both("export", path, "--workflow-id", "other")[1] == ""
+
+
+def test_an_export_is_json_and_may_be_asked_for_as_such(path: Path, says: Says) -> None:
+    a_mixed_journal(path)
+    assert says("export", path, "--json") == says("export", path)
 
 
 # ------------------------------------------------------------------------------------------------------------- stats

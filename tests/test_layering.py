@@ -30,7 +30,7 @@ PICTURE: Final = {
     "prune": {"branches", "render", "storage", "writing"},
     "writing": {"processes", "reader", "render", "storage"},
     "verify": {"branches", "reader", "render", "storage", "wire"},
-    "console": {"doubt", "processes", "reader", "render", "states", "storage", "wire"},
+    "console": {"branches", "doubt", "processes", "reader", "render", "states", "storage", "wire"},
     "doubt": {"reader", "render", "states"},
     "reader": {"branches", "processes", "render", "states", "storage"},
     "render": set(),
