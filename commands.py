@@ -356,10 +356,10 @@ def _prune(args: argparse.Namespace, context: Context) -> int:
     before_ms = now_ms - args.older_than
     if args.dry_run:
         with reading(args.journal) as reader, reader.snapshot():
-            pruned = Pruned(old_families(reader.database, before_ms), is_dry=True)
+            pruned = Pruned.of(old_families(reader.database, before_ms, reader.open_status), reader.files.path)
     else:
         pruned = prune(args.journal, before_ms, now_ms)
-    _say_all(context, [json_line(pruned.members())] if args.json else pruned.lines())
+    _say_all(context, [json_line(pruned.members())] if args.json else pruned.lines(context.command))
     return _DONE
 
 

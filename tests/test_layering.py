@@ -27,7 +27,7 @@ PICTURE: Final = {
     "settle": {
         *("console", "processes", "reader", "records", "refusals", "render", "states", "storage", "wire", "writing"),
     },
-    "prune": {"branches", "render", "storage", "writing"},
+    "prune": {"branches", "reader", "render", "states", "storage", "writing"},
     "writing": {"processes", "reader", "render", "storage"},
     "verify": {"branches", "reader", "render", "storage", "wire"},
     "console": {"branches", "doubt", "processes", "reader", "render", "states", "storage", "wire"},

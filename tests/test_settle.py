@@ -3,6 +3,7 @@
 import json
 import shlex
 import signal
+import sqlite3
 import subprocess
 import time
 from pathlib import Path
@@ -26,6 +27,7 @@ from storage_helpers import child, contents, rows
 from support import Client, ledger_lines, refusal_of, relay, relay_words, text_of, upstream_words
 
 from console import ConsoleError
+from prune import _shrink
 from reader import reading
 from settle import RESULT_SCHEMA, Verdict, plan, read_result, settle
 from states import Action, Cause, Entry, Status, decide
@@ -539,7 +541,8 @@ def test_pruning_gives_the_space_back_to_the_system(path: Path, says: Says) -> N
     (pruned,) = says.objects("prune", path, "--older-than", "30d", "--json")
     assert pruned["size_before_bytes"] == before
     assert pruned["size_after_bytes"] == path.stat().st_size < before - 60_000
-    assert (pruned["rows"], pruned["dry_run"]) == (5, False)
+    assert (pruned["rows"], pruned["dry_run"], pruned["why_not_shrunk"], pruned["kept"]) == (5, False, None, [])
+    assert 60_000 < pruned["about_bytes"] == pruned["families"][0]["about_bytes"] < 70_000
     assert pruned["families"][0]["members"] == {"run": 5, "run~1": 3}
     assert b"xxxx" not in path.read_bytes()
     assert not path.with_name("j.db-wal").exists()
@@ -554,6 +557,39 @@ def test_a_dry_run_says_the_same_and_changes_nothing(path: Path, says: Says) -> 
     assert "run and 1 branch: 5 rows would go" in out
     assert "about 60." in out
     assert contents(path.parent)["j.db"] == before["j.db"]
+    (pruned,) = says.objects("prune", path, "--older-than", "30d", "--dry-run", "--json")
+    assert pruned["dry_run"]
+    assert {pruned[key] for key in ("size_before_bytes", "size_after_bytes", "why_not_shrunk")} == {None}
+
+
+@pytest.mark.usefixtures("later")
+def test_space_that_could_not_be_given_back_is_given_back_by_the_next_prune(
+    path: Path, says: Says, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old(path)
+    before = path.stat().st_size
+    with monkeypatch.context() as full:
+        full.setattr("prune._shrink", lambda _: "the space could not be given back")
+        assert "(the space could not be given back)" in says("prune", path, "--older-than", "30d")
+    assert path.stat().st_size == before
+    out = says("prune", path, "--older-than", "30d")
+    assert out.startswith("nothing to prune")
+    assert "the journal went from " in out
+    assert path.stat().st_size < before - 60_000
+    assert says("prune", path, "--older-than", "30d") == (
+        "nothing to prune: no family of workflows is that old with every row final\n"
+    )
+
+
+def test_a_disk_that_is_too_full_to_shrink_is_told_with_the_way_to_try_again(path: Path) -> None:
+    class Full:
+        def execute(self, _: str) -> None:
+            raise sqlite3.OperationalError("database or disk is \x1bfull")
+
+    why = _shrink(Full())  # type: ignore[arg-type]  # all that is asked of it
+    assert why is not None
+    assert why.isprintable()
+    assert "another prune tries again" in why
 
 
 KEEPS: Final[dict[str, Any]] = {
@@ -587,6 +623,15 @@ def test_a_family_goes_as_a_whole_and_only_when_every_row_is_final(path: Path, s
     if what in KEEPS:
         assert "nothing to prune" in out
         assert rows(path, "SELECT count(*) FROM dispatches") == before
+        where = "5 '--workflow-id=run~1'" if what == "in doubt in a branch" else "9 --workflow-id=run"
+        (command,) = (line.strip() for line in out.splitlines() if f" journal show {path} {where}" in line)
+        assert subprocess.run(command, shell=True, check=False, capture_output=True).returncode == 0
+        (pruned,) = says.objects("prune", path, "--older-than", "30d", "--json")
+        (kept,) = pruned["kept"]
+        assert kept["open"][0]["status"] in ("IN_DOUBT", "INPUT_REQUIRED", "TASK")
+        assert (kept["workflow_id"], kept["open"][0]["sequence"], kept["open"][0]["attempt"]) == (
+            "run", 5 if what == "in doubt in a branch" else 9, 1,
+        )  # fmt: skip
     else:
         assert rows(path, "SELECT count(*) FROM dispatches") == [(0,)]
     assert says("verify", path).endswith("nothing is wrong with it\n")
