@@ -5,6 +5,7 @@ get nothing that was meant for the old one.
 """
 
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from typing import Final
 
 import wire
@@ -13,16 +14,25 @@ from turn import Sink
 INITIALIZED: Final = "notifications/initialized"
 
 
+class _Way(Enum):
+    """What the way to upstream is like."""
+
+    OPEN = auto()
+    MUTE = auto()  # the process is there and will not answer any more
+    GONE = auto()  # there is no process
+    GREETED = auto()  # there is one, and its handshake is under way
+
+
 class Gate:
     """The way to upstream, whichever process that is: a sink that holds lines while none is ready for them.
 
-    Bytes are counted from the first line that waits for a process. A handshake that is repeated is not counted: what
-    waits behind it has its place before the handshake leaves.
+    Bytes are counted from the first line that waits for a process. What goes ahead of that is not counted: what waits
+    has its place before that leaves.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink: Sink | None = sink
-        self._is_open = True
+        self._way = _Way.OPEN
         self._held: list[bytes] = []
         self._held_bytes = 0
         self._uncounted_bytes = 0
@@ -39,30 +49,43 @@ class Gate:
         return self._sink.unread_bytes() if self._sink else 0
 
     def writelines(self, lines: Sequence[bytes], /) -> None:
-        if self._is_open and self._sink is not None:
+        if self._way is _Way.OPEN and self._sink is not None:
             self._sink.writelines(lines)
         else:
             self._held += lines
             self._held_bytes += sum(map(len, lines))
 
+    def lets_by(self, message: wire.Message, line: bytes) -> bool:
+        """Writes a line ahead of all that is held if it only answers a process that is being greeted; whether it did.
+
+        A server may ask before it answers the handshake, and wait for that. To be asked before a line gets its place:
+        one that goes ahead has none.
+        """
+        parts = message.batch or (message,)
+        is_answer = all(part.method is None and part.id is not None for part in parts)
+        if self._way is _Way.GREETED and is_answer:
+            self._write_uncounted(line)
+            return True
+        return False
+
     def hold(self) -> None:
         """Holds all lines from now on: the process will not answer any more."""
-        self._is_open = False
+        self._way = _Way.MUTE
 
     def shut(self) -> None:
         """Holds all lines from now on: the process is gone, and what it was to get is dropped, held lines included."""
-        self._is_open = False
+        self._way = _Way.GONE
         self._held, self._held_bytes = [], 0
         self._sink, self._uncounted_bytes = None, 0
 
     def attach(self, sink: Sink, greeting: bytes) -> None:
         """Leads to another process, and greets it; lines are still held."""
-        self._sink = sink
+        self._sink, self._way = sink, _Way.GREETED
         self._write_uncounted(greeting)
 
     def open(self, first: bytes) -> None:
         """Lets lines out, `first` before those that were held."""
-        self._is_open = True
+        self._way = _Way.OPEN
         self._write_uncounted(first)
         held, self._held, self._held_bytes = self._held, [], 0
         if held:
@@ -132,6 +155,10 @@ class Questions:
             return False
         self._open.update(ids)
         return True
+
+    def withdrawn(self, ids: Iterable[wire.Id]) -> None:
+        """Notes that upstream does not want some answers any more; downstream is told so and gives none."""
+        self._open.difference_update(ids)
 
     def is_to_lost(self, message: wire.Message) -> bool:
         """Whether a message of downstream's answers a process that is gone."""

@@ -51,6 +51,8 @@ from support import (
     watches_stdin,
 )
 
+import wire
+from restarts import Gate, Questions
 from settings import Settings
 from states import Cause
 
@@ -209,6 +211,36 @@ def test_what_stands_in_an_array_with_the_swallowed_answer_still_comes(bench: Be
     assert bench.answer(both) == [result(5)], "only our own is swallowed"
     bench.ask(call(6, seq=1))
     assert bench.answer(result(6)) == [result(6)]
+
+
+def to_wire(line: bytes) -> tuple[wire.Message, bytes]:
+    return wire.read_downstream(line), line
+
+
+def test_the_gate_lets_answers_by_while_a_process_is_greeted_and_never_else() -> None:
+    """And they shift nothing that is counted: what waits was given its place without them."""
+    first, second = FakeSink(), FakeSink()
+    gate = Gate(first)
+    answers = result(0), b"[%b,%b]\n" % (result(1).rstrip(), failure(2, 1, "no").rstrip())
+    others = request("ping", 3), notification("x"), b"[%b,%b]\n" % (result(1).rstrip(), request("ping", 4).rstrip())
+    assert not any(gate.lets_by(*to_wire(one)) for one in (*answers, *others)), "open: it has its place in the order"
+    gate.hold()
+    assert not any(gate.lets_by(*to_wire(one)) for one in answers), "mute: it would move what is counted"
+    gate.shut()
+    assert not any(gate.lets_by(*to_wire(one)) for one in answers), "there is nobody to get it"
+    gate.attach(second, INITIALIZE)
+    gate.writelines((call(8, seq=1),))
+    assert not any(gate.lets_by(*to_wire(one)) for one in others)
+    assert all(gate.lets_by(*to_wire(one)) for one in answers)
+    assert second.lines == [INITIALIZE, *answers]
+    assert gate.taken_bytes == 0
+    assert gate.queued_bytes == len(call(8, seq=1))
+    gate.open(INITIALIZED)
+    assert second.lines == [INITIALIZE, *answers, INITIALIZED, call(8, seq=1)]
+    assert gate.taken_bytes == len(call(8, seq=1))
+    gate.hold()
+    gate.writelines((request("ping", 9),))
+    assert not any(gate.lets_by(*to_wire(one)) for one in answers)
 
 
 # --------------------------------------------------------------------------------------------------------------- calls
@@ -431,6 +463,17 @@ def test_a_question_that_was_answered_in_time_leaves_its_id_free(bench: Bench) -
     interrupt(bench)
     revive(bench)
     assert bench.answer(question(0)) == [question(0)]
+
+
+def test_a_question_that_was_withdrawn_leaves_its_id_free_and_one_of_a_dead_process_does_not() -> None:
+    withdrawn, lost = wire.Id("integer", 0), wire.Id("integer", 1)
+    questions = Questions()
+    assert questions.may_ask([withdrawn, lost])
+    questions.withdrawn([withdrawn])
+    questions.process_gone()
+    assert questions.may_ask([withdrawn])
+    questions.withdrawn([lost])  # by another process, whose question it is not
+    assert not questions.may_ask([lost])
 
 
 def test_questions_and_requests_of_one_id_are_told_apart(bench: Bench) -> None:
