@@ -1016,7 +1016,42 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     adopt_orphans()
-    folder = Path(tempfile.mkdtemp(prefix="checkpoint-prove-", dir=args.dir.resolve()))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="checkpoint-prove-", dir=args.dir.resolve()))
+    except OSError as error:
+        parser.error(f"{args.dir}: {error.strerror}")
+    try:
+        return report(args, folder, wanted, seed, kills)
+    except KeyboardInterrupt:
+        say(f"interrupted (seed {seed})")
+        return 130
+    except BrokenPipeError:  # nobody reads the table any more
+        return 3
+    except OSError as error:
+        say(f"{error} (seed {seed})")
+        return 3
+    except Exception:  # a fault of ours must not look like a finding
+        say(traceback.format_exc())
+        return 3
+    finally:
+        end_children()
+        with contextlib.suppress(OSError):  # what is kept as evidence
+            folder.rmdir()
+        try:
+            sys.stdout.flush()
+        except OSError:  # what could not be printed must not be tried again when Python ends: that has an exit code
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def say(text: str) -> None:
+    """Tells of what went wrong, on a line of its own."""
+    with contextlib.suppress(OSError):
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{clear}prove.py: {text}", file=sys.stderr, flush=True)
+
+
+def report(args: argparse.Namespace, folder: Path, wanted: dict[str, Part], seed: int, kills: int) -> int:
+    """Runs the parts and prints what they found; the exit code."""
     prover = Prover(folder, shlex.split(args.relay) if args.relay else [sys.executable, str(ROOT)])
     began_s = time.monotonic()
 
@@ -1026,40 +1061,24 @@ def main() -> int:
             for path in row.evidence:
                 print(f"    evidence: {path}/story.txt", flush=True)
         if row.broken_off:
-            print(f"prove.py: {row.row}: broken off (seed {seed}): {row.broken_off}", file=sys.stderr)
+            say(f"{row.row}: broken off (seed {seed}): {row.broken_off}")
 
     if not args.json:
         python, sqlite = platform.python_version(), sqlite3.sqlite_version
         print(f"seed {seed}; Python {python}, SQLite {sqlite}, {file_system_of(folder)} at {folder.parent}\n")
         for line in HEADER:
             print(PICTURE.format(*line).rstrip(), flush=True)
-    try:
-        rows = prove(prover, seed, wanted, show)
-    except KeyboardInterrupt:
-        prover.clear_progress()
-        print(f"prove.py: interrupted (seed {seed})", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # nobody reads the table any more
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 3
-    except Exception:  # a fault of ours must not look like a finding
-        prover.clear_progress()
-        traceback.print_exc()
-        return 3
-    finally:
-        end_children()
-        with contextlib.suppress(OSError):  # what is kept as evidence
-            folder.rmdir()
+    rows = prove(prover, seed, wanted, show)
     is_bad = any(row.is_bad() for row in rows)
     seconds = round(time.monotonic() - began_s, 1)
     if args.json:
         facts = {"seed": seed, "kills": kills, "seconds": seconds, "is_bad": is_bad, "rows": [asdict(r) for r in rows]}
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(facts, indent=2), flush=True)
     else:
         cases = sum(row.cases for row in rows)
         verdict = "no effect ran twice, no outcome was lost" if cases else "nothing was tried"
         verdict = "FOUND SOMETHING: the evidence is kept" if is_bad else verdict
-        print(f"\n{cases} cases in {seconds:.0f} s: {verdict}")
+        print(f"\n{cases} cases in {seconds:.0f} s: {verdict}", flush=True)
     if is_bad:
         return 1
     return 3 if any(row.broken_off for row in rows) else 0

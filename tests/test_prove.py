@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from storage_helpers import powerless
 from support import ROOT, descendants_of, is_running, until
 
 PROVE: Final = ROOT / "scripts" / "prove.py"
@@ -150,3 +151,23 @@ def test_what_cannot_be_tried_is_a_usage_error(tmp_path: Path) -> None:
         ended = subprocess.run([sys.executable, str(PROVE), *options], capture_output=True, text=True, check=False)
         assert ended.returncode == 2
         assert "Traceback" not in ended.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_a_usage_error_and_no_finding(tmp_path: Path) -> None:
+    tmp_path.chmod(0o555)
+    words = [*powerless(), sys.executable, str(PROVE), "--dir", str(tmp_path), "--quick"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f"{tmp_path}: Permission denied\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["table", "json"])
+def test_what_cannot_be_printed_is_no_finding_and_leaves_nothing_on_disk(tmp_path: Path, options: list[str]) -> None:
+    words = [sys.executable, str(PROVE), "--dir", str(tmp_path), "--kills", "1", "--only", "kill relay, at random"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([*words, *options], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 3
+    assert "No space left on device (seed " in ended.stderr
+    assert ended.stderr.count("\n") == 1
+    assert os.listdir(tmp_path) == []
