@@ -1,11 +1,13 @@
 """What an operator decides: resolve and prune, and what the next relay makes of it."""
 
 import json
+import re
 import shlex
 import signal
 import sqlite3
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +17,7 @@ from console_helpers import (
     IS_ERROR,
     NOW_MS,
     RESULT,
+    ROOT,
     Life,
     Says,
     cli_words,
@@ -183,6 +186,35 @@ def test_what_was_done_is_an_object_for_programs(path: Path, says: Says) -> None
     in_doubt(path)
     (done,) = says.objects("resolve", path, 4, "--not-executed", "--yes", "--json", "--reason", "r")
     assert (done["workflow_id"], done["sequence"], done["status"], done["reason"]) == ("run", 4, "NOT_EXECUTED", "r")
+
+
+def keys_of(value: Any) -> Iterator[str]:
+    """Every key in a JSON value, but for those that are names and statuses and for what went over the wire."""
+    for key, inner in value.items() if isinstance(value, dict) else ():
+        yield key
+        if key not in ("arguments", "result", "error", "members", "rows"):
+            yield from keys_of(inner)
+    for inner in value if isinstance(value, list) else ():
+        yield from keys_of(inner)
+
+
+def test_every_key_that_a_program_can_meet_is_documented(path: Path, says: Says) -> None:
+    with life(path) as owner:
+        owner.call(1, Status.IN_DOUBT)
+        owner.call(1, attempt=2, body=b'{"content":NaN}')
+        owner.end_task(owner.call(2, Status.TASK, HANDLE))
+        owner.call(2, workflow_id="run~1", fork_from="run", arguments=b"{}")
+        owner.call(1, workflow_id="old")
+    said = [
+        *says.objects("resolve", path, 2, "--failed", "no", "--yes", "--force", "--reason", "r", "--json"),
+        *says.objects("prune", path, "--older-than", "0s", "--json"),
+        *(line for sequence in (1, 2) for line in says.objects("show", path, sequence, "--json")),
+        *says.objects("show", path, 1, "--workflow-id", "old", "--json"),
+        *(line for command in ("list", "export", "stats", "verify") for line in says.objects(command, path, "--json")),
+    ]
+    documented = set(re.findall("`([a-z_]+)`", (ROOT / "docs" / "operating.md").read_text("utf-8")))
+    assert set(keys_of(said)) - {"type"} <= documented
+    assert {"journal", "attempt", "owner", "fork", "pruning"} == {line["type"] for line in said if "type" in line}
 
 
 # ---------------------------------------------------------------------------------------------------- what is no result
