@@ -1056,7 +1056,7 @@ def versions(matrix: Matrix) -> str:
         for home, package in (*sorted(clients, key=str), *sorted(servers, key=str))
         if not matrix.missing(home)
     ]
-    return textwrap.fill(", ".join([f"Python {platform.python_version()}", *found]), 120)
+    return textwrap.fill(", ".join([f"Python {platform.python_version()}", *found]), 120, break_on_hyphens=False)
 
 
 def build_parser() -> argparse.ArgumentParser:
