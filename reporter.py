@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -344,28 +344,42 @@ def _delay(value: str, now: float) -> float | None:
 
 
 _HIDDEN: Final = "«redacted»"
+_ESCAPES: Final = frozenset("\\%&")  # one of these is in every spelling but the plain one
 _MIN_HIDDEN: Final = 8  # a shorter key would be found in words that are none
 
 
 def _plain(text: str, api_key: str) -> str:
     """A stranger's text on one line, printable and without the key, in any spelling that JSON or a URL gives it."""
+    text = _hidden(text, api_key)
+    return _hidden("".join(letter if letter.isprintable() else " " for letter in text), api_key)
+
+
+def _hidden(text: str, api_key: str) -> str:
+    if len(api_key) < _MIN_HIDDEN:
+        return text
+    text = text.replace(api_key, _HIDDEN)
+    return text if _ESCAPES.isdisjoint(text) else _spellings(api_key).sub(_HIDDEN, text)
+
+
+@lru_cache(maxsize=8)
+def _spellings(api_key: str) -> re.Pattern[str]:
+    """Matches the key with any of its characters escaped, as JSON (also in JSON), URLs and HTML do it."""
+    from html import escape
     from urllib.parse import quote
 
-    text = "".join(letter if letter.isprintable() else " " for letter in text)
-    if len(api_key) >= _MIN_HIDDEN:
-        for spelling in (api_key, json.dumps(api_key)[1:-1], quote(api_key, safe=""), quote(api_key)):
-            text = text.replace(spelling, _HIDDEN)
-    return text
+    # Bounded and atomic: what a hostile endpoint writes must not make this slow.
+    def spelled(letter: str) -> str:
+        code = ord(letter)
+        number = rf"(?i:\\{{1,4}}u{code:04x}|%{code:02x}|&\#0{{0,5}}{code};|&\#x0{{0,5}}{code:x};)"
+        named = [re.escape(text) for text in {escape(letter), quote(letter, safe="")} - {letter}]
+        escaped = r"\\{1,2}" if letter == "\\" else r"\\{0,4}" + re.escape(letter)
+        return f"(?>{'|'.join([number, *named, escaped])})"
+
+    return re.compile("".join(map(spelled, api_key)))
 
 
-def _unusable(url: str, api_key: str) -> str | None:
-    """Why nothing can be sent with these, None where it can. Tells neither of them: both may be secret."""
-    if not api_key:
-        return "no API key is given"
-    if re.fullmatch(r"[\x20-\x7e\xa0-\xff]+", api_key) is None or api_key != api_key.strip():
-        return (
-            "the API key is not usable: it holds a line break, an outer space or a character that no header can carry"
-        )
+def url_problem(url: str) -> str | None:
+    """Why a base URL cannot be used, None where it can. Does not repeat it: it may hold a password."""
     from urllib.parse import urlsplit
 
     try:
@@ -380,12 +394,24 @@ def _unusable(url: str, api_key: str) -> str | None:
     return None
 
 
+def _unusable(url: str, api_key: str) -> str | None:
+    """Why nothing can be sent with these, None where it can. Tells neither of them: both may be secret."""
+    if not api_key:
+        return "no API key is given"
+    if re.fullmatch(r"[\x20-\x7e\xa0-\xff]+", api_key) is None or api_key != api_key.strip():
+        return (
+            "the API key is not usable: it holds a line break, an outer space or a character that no header can carry"
+        )
+    return url_problem(url)
+
+
 # ----------------------------------------------------------------------------------------------------- one exchange
 
 _MAX_BODY_BYTES: Final = 65_536  # read of a 2xx
 _MAX_ERROR_BYTES: Final = 16_384  # read of any other answer
 _MAX_ERROR: Final = 300  # characters of an answer in an error
 _MAX_PHRASE: Final = 80  # of a status line
+_MAX_ESCAPE: Final = 8  # characters that may stand for one of the key
 
 
 class Exchange:
@@ -539,7 +565,7 @@ def _post(url: str, body: bytes, api_key: str, exchange: Exchange) -> Answer:
 def _excerpt(body: bytes, api_key: str) -> str:
     text = _plain(body.decode("utf-8", "replace"), api_key)
     if len(body) == _MAX_ERROR_BYTES:
-        text = text[: -len(api_key)]  # where reading stopped, a part of the key may stand
+        text = text[: -_MAX_ESCAPE * len(api_key)]  # where reading stopped, a part of the key may stand
     return text[:_MAX_ERROR]
 
 

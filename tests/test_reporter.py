@@ -1,7 +1,9 @@
 """The reporter: what the published package does by the vectors, and what it promises beyond them."""
 
 import asyncio
+import html
 import inspect
+import itertools
 import json
 import logging
 import threading
@@ -651,6 +653,46 @@ def test_the_key_is_in_the_request_and_nowhere_else(
         assert part.encode() not in stored
     if len(key) > 100:
         assert key[:200] not in everything
+
+
+ODD: Final = "abc/def+ghi&'=="
+
+
+@pytest.mark.parametrize(
+    "spelled",
+    [
+        ODD,
+        ODD.replace("/", r"\/"),
+        ODD.replace("/", r"\\\/"),
+        ODD.replace("+", r"\u002B"),
+        ODD.replace("+", r"\u002b"),
+        ODD.replace("=", r"\\u003D"),
+        "".join(f"\\u{ord(letter):04x}" for letter in ODD),
+        "".join(f"%{ord(letter):02x}" for letter in ODD),
+        quote(ODD),
+        quote(ODD, safe="").lower(),
+        html.escape(ODD),
+        ODD.replace("+", "&#43;").replace("/", "&#x2F;"),
+        json.dumps(json.dumps(ODD)),
+    ],
+)
+def test_the_key_is_hidden_in_whatever_spelling_an_echo_has(spelled: str, told: Told) -> None:
+    """RC-04."""
+    with Endpoint(reply(401, f"{{'error':'bad key {spelled}'}}")) as endpoint:
+        error = run("asyncio", make(endpoint.url, told, api_key=ODD).register_server).reason
+    assert error is not None
+    assert error.startswith("401 Unauthorized: {'error':'bad key ")
+    assert "«redacted»" in error
+    assert "def" not in error
+    assert "%66" not in error
+
+
+@pytest.mark.parametrize("letter", ["\\", "&", "%", "k", "&#0"])
+def test_to_look_for_the_key_takes_no_time(letter: str) -> None:
+    key = letter * 30 + "x"
+    began = time.monotonic()
+    reporter._plain(letter * 16_000, key)
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize("key", ["token-12345\n", "token-12345\u20ac", "", "token\x00-12345"])
