@@ -88,8 +88,9 @@ class Config:
 
 def _seconds(value: object, default: float = DEFAULT_TIMEOUT_S) -> float:
     """A time limit that a timer can take: the default for what is none, at most an hour."""
-    if isinstance(value, (int, float)) and value > 0:  # false for nan
-        return float(min(value, _MAX_TIMEOUT_S))
+    with contextlib.suppress(Exception):  # of a caller's number
+        if isinstance(value, (int, float)) and value > 0:  # false for nan
+            return float(min(value, _MAX_TIMEOUT_S))
     return default
 
 
@@ -100,17 +101,24 @@ def build_registration_body(config: Config, tools: object = None) -> dict[str, A
     """The body that claims the server's DID and, with `tools`, publishes its catalog.
 
     `tools` is an iterable of mappings with `name` and, optionally, `description` and `capability`. None leaves the
-    stored catalog as it is, an empty one says that the server offers nothing. What is no such iterable counts as None:
-    a catalog that lacks a tool marks it stale, so half a list is worse than no list.
+    stored catalog as it is, an empty one says that the server offers nothing. What is no such iterable counts as None,
+    and so does one that cannot be said whole, for want of a name, of room or of JSON for a value. A catalog that lacks
+    a tool marks it stale: half a list is worse than no list.
     """
     body: dict[str, Any] = {"serverDid": config.server_did, "url": config.server_url}
     if config.display_name:
         body["displayName"] = config.display_name
-    catalog = None if tools is None else _mappings(tools)
+    room = _Room()
+    catalog = None if tools is None else _mappings(tools, room)
     if catalog is not None:
-        budget = [_MAX_VALUES]
-        body["tools"] = [_clean({k: v for k, v in tool.items() if v is not None}, budget) for tool in catalog]
+        published = [_clean({k: v for k, v in tool.items() if v is not None}, room) for tool in catalog]
+        if not room.is_cut and all(_is_name(tool.get("name")) for tool in catalog):
+            body["tools"] = published
     return body
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and bool(_text(value).strip())
 
 
 def build_detection_body(config: Config, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,8 +140,8 @@ def build_detection_body(config: Config, report: Mapping[str, Any]) -> dict[str,
     if capability:
         reasons.append(f"capability:{capability}")
         signals.insert(0, {"kind": "capability", "value": capability})
-    budget = [_MAX_VALUES]
-    signals += [_clean(signal, budget) for signal in _mappings(given.get("signals")) or ()]
+    room = _Room()
+    signals += [_clean(signal, room) for signal in _mappings(given.get("signals"), room) or ()]
     body: dict[str, Any] = {
         "detection": {
             "isAgent": True,
@@ -152,7 +160,7 @@ def build_detection_body(config: Config, report: Mapping[str, Any]) -> dict[str,
     }
     if config.sdk:
         body["sdk"] = {"runtime": "node", **config.sdk}
-    stages = _mappings(given.get("stages"))
+    stages = _mappings(given.get("stages"), _Room())
     if stages:
         body["engineSteps"] = [
             {
@@ -170,8 +178,8 @@ def encode(body: object) -> bytes:
     dump = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     try:
         return dump(body).encode()
-    except (TypeError, ValueError, RecursionError):
-        return dump(_clean(body, [_MAX_VALUES])).encode()
+    except Exception:  # what is no JSON, and whatever a caller's mapping does
+        return dump(_clean(body, _Room())).encode()
 
 
 def _text(value: object) -> str:
@@ -179,61 +187,80 @@ def _text(value: object) -> str:
     if value is None:
         return ""
     try:
-        text = str.__str__(value) if isinstance(value, str) else str(value)
+        text = str.__str__(value if isinstance(value, str) else str(value))
+    except Exception:  # a caller's __str__; reporting must not depend on it
+        return ""
+    try:
         text.encode()
     except UnicodeEncodeError:
         # Halves of one character find each other again, single ones become U+FFFD.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    except Exception:  # a caller's __str__; reporting must not depend on it
-        return ""
     return text
 
 
 def _camel_keys(value: object) -> dict[str, Any]:
     """A mapping with its keys as the wire spells them (`user_agent` -> `userAgent`); empty for what is no mapping."""
-    if not isinstance(value, Mapping):
-        return {}
     try:
+        if not isinstance(value, Mapping):
+            return {}
         return {re.sub(r"(?<=[^_])_+(.)", lambda m: m[1].upper(), _text(key)): each for key, each in value.items()}
     except Exception:  # a caller's mapping
         return {}
 
 
-def _mappings(value: object) -> list[dict[str, Any]] | None:
+@dataclass(slots=True)
+class _Room:
+    """How many values a body still takes, and whether any was left out or became null for want of room or of JSON."""
+
+    left: int = _MAX_VALUES
+    is_cut: bool = False
+
+
+def _mappings(value: object, room: _Room) -> list[dict[str, Any]] | None:
     """An iterable of mappings as a list, None for anything else."""
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
-        return None
     try:
-        items = list(islice(value, _MAX_VALUES))
+        if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Mapping)):
+            return None
+        items = list(islice(value, room.left + 1))
+        if not all(isinstance(item, Mapping) for item in items):
+            return None
     except Exception:  # a caller's generator
         return None
-    return [_camel_keys(item) for item in items] if all(isinstance(item, Mapping) for item in items) else None
+    if len(items) > room.left:
+        room.is_cut = True
+    return [_camel_keys(item) for item in items[: room.left]]
 
 
 def _micros(value: object) -> int:
-    if isinstance(value, (int, float)) and 0 < value < 2**53:  # false for nan
-        return int(value)
+    with contextlib.suppress(Exception):  # of a caller's number
+        if isinstance(value, (int, float)) and 0 < value < 2**53:  # false for nan
+            return int(value)
     return 0
 
 
-def _clean(value: object, budget: list[int], depth: int = 0) -> Any:
-    """A value as plain, finite JSON; null for what is too deep, too much or none. `budget`: values left."""
-    budget[0] -= 1
-    if budget[0] < 0 or depth > _MAX_DEPTH:
-        return None
+def _clean(value: object, room: _Room, depth: int = 0) -> Any:
+    """A value as plain, finite JSON; null for what is too deep, too much or none."""
+    cleaned = None
+    if room.left > 0 and depth <= _MAX_DEPTH:
+        room.left -= 1
+        with contextlib.suppress(Exception):  # of a caller's container
+            cleaned = _cleaned(value, room, depth)
+    room.is_cut = room.is_cut or (cleaned is None and value is not None)
+    return cleaned
+
+
+def _cleaned(value: object, room: _Room, depth: int) -> Any:
+    """The same for one that there is room for."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
         return int(value) if value.bit_length() <= _MAX_INT_BITS else None
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
-    try:
-        if isinstance(value, Mapping):
-            return {_text(key): _clean(each, budget, depth + 1) for key, each in islice(value.items(), _MAX_VALUES)}
-        if isinstance(value, (list, tuple)):
-            return [_clean(each, budget, depth + 1) for each in value[: max(budget[0], 0)]]
-    except Exception:  # a caller's container
-        return None
+    if isinstance(value, Mapping):
+        return {_text(key): _clean(each, room, depth + 1) for key, each in islice(value.items(), room.left + 1)}
+    if isinstance(value, (list, tuple)):
+        return [_clean(each, room, depth + 1) for each in value[: room.left + 1]]
     return _text(value)
 
 

@@ -372,6 +372,41 @@ def test_half_a_catalog_is_not_published(told: Told) -> None:
     )["tools"] == [{"name": "a", "inputSchema": {"a_b": 1}}, {"name": "b", "inputSchema": {"a_b": 1}}]
 
 
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "deep"
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [{"name": "a"}, {"name": None}],
+        [{"name": "a"}, {"description": "b"}],
+        [{"name": "a"}, {"name": " "}],
+        [{"name": "a"}, {"name": 5}],
+        [{"name": "a"}, HostileMapping()],
+        [{"name": "a", "input_schema": nested(60)}],
+        [{"name": "a", "input_schema": {"maximum": float("inf")}}],
+        [{"name": "a", "input_schema": {"enum": ["x"] * 100_000}}],
+        [{"name": "a", "input_schema": {f"k{number}": 1 for number in range(100_000)}}],
+        [{"name": f"t{number}", "description": "d"} for number in range(50_000)],
+        ({"name": "t"} for _ in itertools.count()),
+    ],
+    ids=lambda tools: f"{str(tools)[:40]}",
+)
+def test_a_catalog_that_cannot_be_said_whole_is_not_published(tools: Any, told: Told) -> None:
+    with Endpoint(reply(200)) as endpoint:
+        registration = run("asyncio", lambda: make(endpoint.url, told).register_server(tools))
+        assert "tools" not in endpoint.bodies[0]
+    assert (registration.registered, registration.tool_count) == (True, 0)
+    assert len(told) == 1
+    assert "the stored catalog stays" in told[0]
+
+
+def test_a_large_catalog_is_published_whole() -> None:
+    tools = [{"name": f"t{number}", "description": None} for number in range(49_000)]
+    assert len(build_registration_body(CONFIG, tools)["tools"]) == 49_000
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_arguments_of_wrong_types_raise_nothing(backend: str) -> None:
     """RN-01."""
