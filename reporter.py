@@ -659,6 +659,12 @@ class OutboxRecord(NamedTuple):
     base_url: str | None = None  # which the report was made for, where the outbox keeps it
 
 
+def _record(listed: Any) -> OutboxRecord:
+    """What somebody's outbox lists, with what a record need not have. Raises what is raised in there."""
+    claimed_until, attempts = getattr(listed, "claimed_until", None), getattr(listed, "attempts", 0)
+    return OutboxRecord(listed.id, listed.body, _text(getattr(listed, "tool_name", "")), attempts, claimed_until)
+
+
 class Outbox(Protocol):
     """Where reports wait. Every call is guarded: one that raises costs no report, but may cost a second delivery."""
 
@@ -682,11 +688,14 @@ Warn = Callable[[str], None]
 
 
 def _tell(on_warn: Warn | None, message: str) -> None:
-    """Hands a warning to whoever wants it, else to the log. A callback may be any object, falsy ones too."""
-    if on_warn is not None:
-        on_warn(message)
-    else:
-        logging.getLogger("checkpoint.reporter").warning("%s", message)
+    """Hands a warning to whoever wants it, else to the log; never raises. A callback may be any object, falsy too."""
+    try:
+        if on_warn is not None:
+            on_warn(message)
+        else:
+            logging.getLogger("checkpoint.reporter").warning("%s", message)
+    except Exception:  # a caller's callback, or a log that is closed
+        pass
 
 
 def _tell_dropped(on_warn: Warn | None, before: int, dropped: int) -> None:
@@ -782,7 +791,7 @@ CREATE TABLE store (
 INSERT INTO store VALUES (1, 0, 0, 0);
 """
 _WAITING: Final = "delivered_at IS NULL AND dead_at IS NULL"
-_FREE: Final = f"{_WAITING} AND (held_until <= :now OR held_from > :now)"
+_CLAIMABLE: Final = f"{_WAITING} AND (held_until <= :now OR held_from > :now OR (:ignores_due AND NOT is_claimed))"
 _BUSY_S: Final = 5.0  # to wait for another process's transaction
 _KEPT_MS: Final = 86_400_000  # a delivered row, without its body
 
@@ -800,7 +809,8 @@ class StoredReport(NamedTuple):
     attempts: int
     created_at: int  # epoch ms
     due_in_s: float  # 0: now
-    is_claimed: int  # 0 or 1
+    is_claimed: bool
+    is_dead: bool
     status: int | None  # of the last answer
     error: str | None
 
@@ -812,6 +822,14 @@ class Counts(NamedTuple):
     dead: int
     delivered: int
     dropped: int
+
+
+class _Claim(NamedTuple):
+    """A claim of this process: until when, and how the row was held before."""
+
+    until: int
+    held_from: int
+    held_until: int
 
 
 class SqliteOutbox:
@@ -840,7 +858,7 @@ class SqliteOutbox:
         self._max_bytes = max_bytes
         self._database: sqlite3.Connection | None = None
         self._inode: tuple[int, int] | None = None
-        self._claims: dict[int, int] = {}  # of this process: until when
+        self._claims: dict[int, _Claim] = {}
         _outboxes.add(self)
 
     # -- the protocol
@@ -879,7 +897,7 @@ class SqliteOutbox:
                 " VALUES (?, ?, ?, ?, ?, ?, 1) RETURNING id",
                 (_text(tool_name), content, base_url, _epoch_ms(), now, until),
             ).fetchone()[0]
-            self._claims[row_id] = until
+            self._claims[row_id] = _Claim(until, now, now)
         _tell_dropped(self.on_warn, before, dropped)
         return row_id
 
@@ -888,38 +906,53 @@ class SqliteOutbox:
 
         `ignores_due` takes those that wait for a retry as well; never what another has claimed.
         """
+        condition = f"{_CLAIMABLE} ORDER BY held_until, id LIMIT :limit"
         with self._transaction() as database:
-            now = _monotonic_ms()
-            self._claims = {row_id: until for row_id, until in self._claims.items() if until > now}
-            paused_from, paused_until = database.execute("SELECT paused_from, paused_until FROM store").fetchone()
-            if paused_from <= now < paused_until and not ignores_due:
+            if _is_quiet(database) and not ignores_due:
                 return []
-            rows = database.execute(
-                f"SELECT id, body, tool_name, attempts, base_url FROM reports WHERE {_FREE}"  # noqa: S608 (a constant)
-                + (f" OR ({_WAITING} AND NOT is_claimed)" if ignores_due else "")
-                + " ORDER BY held_until, id LIMIT :limit",
-                {"now": now, "limit": max(min(limit, 2**31), 0)},
-            ).fetchall()
-            until = now + int(self.visibility_timeout_s * 1000)
-            database.executemany(
-                "UPDATE reports SET held_from = ?, held_until = ?, is_claimed = 1 WHERE id = ?",
-                [(now, until, row[0]) for row in rows],
-            )
-            self._claims.update((row[0], until) for row in rows)
+            found = self._claim_where(database, condition, ignores_due, [{"limit": max(min(limit, 2**31), 0)}])
+        return [record._replace(body=_decoded(record.body)) for record in found]
+
+    def claim_these(self, ids: Iterable[int], *, ignores_due: bool = False) -> list[OutboxRecord]:
+        """Claims those of these rows that `due` would list, quiet or not. Each `body` is the bytes that are stored."""
+        with self._transaction() as database:
+            return self._claim_where(database, f"{_CLAIMABLE} AND id = :id", ignores_due, [{"id": id} for id in ids])
+
+    def _claim_where(
+        self, database: "sqlite3.Connection", condition: str, ignores_due: bool, queries: Iterable[dict[str, int]]
+    ) -> list[OutboxRecord]:
+        now = _monotonic_ms()
+        until = now + int(self.visibility_timeout_s * 1000)
+        select = (
+            "SELECT id, body, tool_name, attempts, base_url, held_from, held_until"  # noqa: S608 (constants of ours)
+            f" FROM reports WHERE {condition}"
+        )
+        rows = [
+            row
+            for values in queries
+            for row in database.execute(select, {"now": now, "ignores_due": ignores_due, **values}).fetchall()
+        ]
+        database.executemany(
+            "UPDATE reports SET held_from = ?, held_until = ?, is_claimed = 1 WHERE id = ?",
+            [(now, until, row[0]) for row in rows],
+        )
+        self._claims = {row_id: claim for row_id, claim in self._claims.items() if claim.until > now}
+        self._claims.update((row[0], _Claim(until, *row[5:])) for row in rows)
         claimed_until = time.time() + (until - _monotonic_ms()) / 1000
         return [
-            OutboxRecord(row_id, json.loads(body), tool_name, attempts, claimed_until, base_url)
-            for row_id, body, tool_name, attempts, base_url in rows
+            OutboxRecord(row_id, body, tool_name, attempts, claimed_until, base_url)
+            for row_id, body, tool_name, attempts, base_url, *_ in rows
         ]
 
     def settle(self, row_id: int, error: str | None) -> None:
         """Notes how an attempt ended; `error` None: delivered. A row that is delivered or dead stays so.
 
-        A Failure decides by `after`; a plain str counts as a fault of the connection. Where the endpoint asked for
+        A Failure decides by `after`; a plain str counts as a fault of the connection, which brings a row behind those
+        that are due, but leaves the time that it waits for and what an endpoint said. Where the endpoint asked for
         time, the whole store is quiet for so long.
         """
         with self._transaction() as database:
-            now, mine = _monotonic_ms(), self._claims.pop(row_id, None)
+            claim = self._claims.pop(row_id, None)
             if error is None:
                 database.execute(
                     "UPDATE reports SET delivered_at = ?, dead_at = NULL, body = NULL, error = NULL, is_claimed = 0"
@@ -927,42 +960,53 @@ class SqliteOutbox:
                     (_epoch_ms(), row_id),
                 )
                 database.execute("DELETE FROM reports WHERE delivered_at < ?", (_epoch_ms() - _KEPT_MS,))
-                return
-            row = database.execute(
-                f"SELECT attempts, held_from, held_until, is_claimed FROM reports WHERE id = ? AND {_WAITING}",  # noqa: S608
-                (row_id,),
-            ).fetchone()
-            if row is None:
-                return
-            attempts, held_from, held_until, is_claimed = row
-            answer = Answer(getattr(error, "status", None), _text(error), getattr(error, "retry_after", None))
-            verdict = after(answer, attempts, jitter=random.random())
-            if not is_claimed or held_until == mine or not held_from <= now < held_until:
-                held_from, held_until, is_claimed = now, now, 0
-                if verdict.kind is Fate.RETRY:
-                    held_until += int(verdict.delay_s * 1000)
-            # Else our claim ran out and somebody else has one, which stays.
+            else:
+                answer = Answer(getattr(error, "status", None), _text(error), getattr(error, "retry_after", None))
+                self._settle_failed(database, row_id, answer, claim)
+
+    @staticmethod
+    def _settle_failed(database: "sqlite3.Connection", row_id: int, answer: Answer, claim: _Claim | None) -> None:
+        row = database.execute(
+            "SELECT attempts, held_from, held_until, is_claimed, status, error FROM reports"  # noqa: S608
+            f" WHERE id = ? AND {_WAITING}",
+            (row_id,),
+        ).fetchone()
+        if row is None:
+            return
+        now = _monotonic_ms()
+        attempts, *held, is_claimed, status, error = row
+        verdict = after(answer, attempts, jitter=random.random())
+        is_ours = claim is not None and held[1] == claim.until
+        if is_ours or not (is_claimed and held[0] <= now < held[1]):
+            held = _held_after(verdict, now, held if claim is None or not is_ours else claim[1:])
+            is_claimed = 0
+        # Else our claim ran out and somebody else has one, which stays.
+        if verdict.kind is not Fate.UNREACHABLE or status is None:
+            status, error = answer.status, answer.error
+        database.execute(
+            "UPDATE reports SET attempts = ?, held_from = ?, held_until = ?, is_claimed = ?, status = ?, error = ?,"
+            " dead_at = ? WHERE id = ?",
+            (
+                *(attempts + (verdict.kind is not Fate.UNREACHABLE), *held, is_claimed),
+                *(status, error, _epoch_ms() if verdict.kind is Fate.DEAD else None, row_id),
+            ),
+        )
+        if verdict.kind is Fate.RETRY and answer.retry_after:
             database.execute(
-                "UPDATE reports SET attempts = ?, held_from = ?, held_until = ?, is_claimed = ?, status = ?, error = ?,"
-                " dead_at = ? WHERE id = ?",
-                (
-                    *(attempts + (verdict.kind is not Fate.UNREACHABLE), held_from, held_until, is_claimed),
-                    *(answer.status, answer.error, _epoch_ms() if verdict.kind is Fate.DEAD else None, row_id),
-                ),
+                "UPDATE store SET paused_from = ?, paused_until = ?", (now, now + int(answer.retry_after * 1000))
             )
-            if verdict.kind is Fate.RETRY and answer.retry_after:
-                database.execute(
-                    "UPDATE store SET paused_from = ?, paused_until = ?", (now, now + int(answer.retry_after * 1000))
-                )
 
     def give_back(self, ids: Sequence[int]) -> None:
-        """Ends our claims on rows that were not tried."""
+        """Ends our claims on rows that were not tried, which wait as before."""
+        ours = [(row_id, self._claims[row_id]) for row_id in ids if row_id in self._claims]
         with self._transaction() as database:
             database.executemany(
-                "UPDATE reports SET held_until = held_from, is_claimed = 0"
+                "UPDATE reports SET held_from = ?, held_until = ?, is_claimed = 0"
                 " WHERE id = ? AND held_until = ? AND is_claimed",
-                [(row_id, self._claims.pop(row_id, -1)) for row_id in ids],
+                [(claim.held_from, claim.held_until, row_id, claim.until) for row_id, claim in ours],
             )
+        for row_id, _ in ours:
+            self._claims.pop(row_id, None)
 
     def counts(self) -> Counts:
         """How many rows are in which state."""
@@ -973,9 +1017,12 @@ class SqliteOutbox:
             )
             return Counts(*row.fetchone())
 
-    def due(self, limit: int = FLUSH_LIMIT, now: int | None = None) -> list[StoredReport]:
-        """Rows that `claim` would take at `now` (ms of the monotonic clock), which it leaves as they are."""
-        return self._rows(f"{_FREE} ORDER BY held_until, id", limit, now)
+    def due(self, limit: int = FLUSH_LIMIT, *, ignores_due: bool = False) -> list[StoredReport]:
+        """Rows that `claim` would take, which it leaves as they are. A limit below 0 is none, here and below."""
+        with _files:
+            if _is_quiet(self._open()) and not ignores_due:
+                return []
+        return self._rows(f"{_CLAIMABLE} ORDER BY held_until, id", limit, ignores_due)
 
     def waiting(self, limit: int = FLUSH_LIMIT) -> list[StoredReport]:
         """Rows to be delivered, due or not, oldest first."""
@@ -985,15 +1032,19 @@ class SqliteOutbox:
         """Rows that were given up, with the reason, oldest first."""
         return self._rows("dead_at IS NOT NULL ORDER BY id", limit)
 
-    def _rows(self, condition: str, limit: int, now: int | None = None) -> list[StoredReport]:
+    def undelivered(self, limit: int = -1) -> list[StoredReport]:
+        """Both, as they are at one moment."""
+        return self._rows("delivered_at IS NULL ORDER BY dead_at IS NOT NULL, id", limit)
+
+    def _rows(self, condition: str, limit: int, ignores_due: bool = False) -> list[StoredReport]:
         with _files:
             rows = self._open().execute(
                 "SELECT id, tool_name, base_url, attempts, created_at,"  # noqa: S608 (constants of ours)
                 " CASE WHEN held_from <= :now THEN max(held_until - :now, 0) / 1000.0 ELSE 0.0 END,"
-                f" is_claimed, status, error FROM reports WHERE {condition} LIMIT :limit",
-                {"now": _monotonic_ms() if now is None else now, "limit": limit},
+                f" is_claimed, dead_at IS NOT NULL, status, error FROM reports WHERE {condition} LIMIT :limit",
+                {"now": _monotonic_ms(), "limit": limit, "ignores_due": ignores_due},
             )
-            return [StoredReport._make(row) for row in rows]
+            return [StoredReport._make((*row[:6], bool(row[6]), bool(row[7]), *row[8:])) for row in rows]
 
     def revive(self, ids: Iterable[int] | None = None) -> int:
         """Makes dead rows due, all of them or these, with all attempts before them; returns how many."""
@@ -1155,6 +1206,29 @@ class SqliteOutbox:
                 database.close()
 
 
+def _is_quiet(database: "sqlite3.Connection") -> bool:
+    """Whether the endpoint asked for time that is not over."""
+    paused_from, paused_until = database.execute("SELECT paused_from, paused_until FROM store").fetchone()
+    return bool(paused_from <= _monotonic_ms() < paused_until)
+
+
+def _held_after(verdict: Verdict, now: int, before: Sequence[int]) -> list[int]:
+    """From when until when a row is held once an attempt has failed."""
+    if verdict.kind is Fate.RETRY:
+        return [now, now + int(verdict.delay_s * 1000)]
+    if verdict.kind is Fate.UNREACHABLE and before[0] <= now < before[1]:
+        return list(before)
+    return [now, now]
+
+
+def _decoded(body: bytes) -> Any:
+    """A stored body; what is no JSON stays as it is, and the endpoint may say so."""
+    try:
+        return json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+
+
 def _connect(path: str, options: str) -> "sqlite3.Connection":
     import sqlite3
     from urllib.parse import quote
@@ -1247,9 +1321,15 @@ class CheckpointReporter:
 
     async def register_server(self, tools: Iterable[Mapping[str, Any]] | None = None) -> Registration:
         """Claims the server's DID and publishes `tools`, unless None; see `build_registration_body`. Idempotent."""
+        try:
+            return await self._register(tools)
+        except Exception as error:  # none is known; but nothing raises here
+            return Registration(False, reason=self._told("not registered", error))
+
+    async def _register(self, tools: object) -> Registration:
         body = build_registration_body(self.config, tools)
         if tools is not None and "tools" not in body:
-            self._warn("tools is not an iterable of mappings; the stored catalog stays as it is")
+            self._warn("tools is no list of mappings, each with a name, that JSON can hold; the stored catalog stays")
         answer = await self._send(REGISTER_PATH, body)
         if not answer.delivered:
             self._warn_undelivered("registration failed", answer)
@@ -1280,22 +1360,24 @@ class CheckpointReporter:
         a signal `kind` and `value`, the context `user_agent`, `ip_address`, `path`, `url` and `method`. An outbox that
         fails makes this a direct delivery.
         """
-        body = build_detection_body(
-            self.config,
-            {
-                "tool_name": tool_name,
-                "action": action,
-                "reason": reason,
-                "capability": capability,
-                "agent_did": agent_did,
-                "agent_label": agent_label,
-                "principal_did": principal_did,
-                "stages": stages,
-                "signals": signals,
-                "context": context,
-            },
-        )
-        name = _text(tool_name)
+        report = {
+            "tool_name": tool_name,
+            "action": action,
+            "reason": reason,
+            "capability": capability,
+            "agent_did": agent_did,
+            "agent_label": agent_label,
+            "principal_did": principal_did,
+            "stages": stages,
+            "signals": signals,
+            "context": context,
+        }
+        try:
+            return await self._report(build_detection_body(self.config, report), _text(tool_name))
+        except Exception as error:  # none is known; but nothing raises here
+            return Delivery(False, None, self._told("not reported", error))
+
+    async def _report(self, body: dict[str, Any], name: str) -> Delivery:
         outbox, began = self._outbox, time.monotonic()
         deadline = began + outbox.visibility_timeout_s if isinstance(outbox, SqliteOutbox) else math.inf
         try:
@@ -1306,7 +1388,7 @@ class CheckpointReporter:
             key = repr(row_id)
         except Exception as error:  # somebody's outbox
             if not self._is_outbox_lost:
-                self._warn(f"outbox enqueue failed, delivering directly: {error!r}")
+                self._told("outbox enqueue failed, delivering directly", error)
             self._is_outbox_lost = isinstance(outbox, SqliteOutbox)  # said once, until it works again
             answer = await self._send(REPORT_PATH, body)
             return Delivery(answer.delivered, answer.status, answer.error)
@@ -1317,31 +1399,40 @@ class CheckpointReporter:
             return Delivery(False, None, "waiting: its claim leaves less than timeout_s")
         self._under_way.add(key)
         try:
-            return await self._deliver(row_id, body, name)
+            answer = await self._deliver(row_id, body, name)
         finally:
             self._end(key)
+        return Delivery(answer.delivered, answer.status, answer.error)
 
     async def flush(self, limit: int = FLUSH_LIMIT) -> Flush:
         """Tries the reports that the outbox lists, at once and one after the other; skips those under way here.
 
         None is sent with less than `timeout_s` of its claim left. Where rows are claimed, a fault of the connection
-        ends the sweep: the rows behind would fare alike, and meanwhile their claims would run out.
+        ends the sweep, and so does an endpoint that asks for time: the rows behind would fare alike, and meanwhile
+        their claims would run out.
         """
+        try:
+            return await self._flush(limit if isinstance(limit, int) and limit >= 0 else FLUSH_LIMIT)
+        except Exception as error:  # none is known; but nothing raises here
+            self._told("flush failed", error)
+            return Flush(0, 0)
+
+    async def _flush(self, limit: int) -> Flush:
         delivered = failed = 0
-        waiting = await self._list(limit if isinstance(limit, int) and limit >= 0 else FLUSH_LIMIT)
+        waiting = await self._list(limit)
         try:
             while waiting:
                 key, (record, deadline) = next(iter(waiting.items()))
                 if deadline - time.monotonic() < self.config.timeout_s:
                     break
                 try:
-                    outcome = await self._deliver(record.id, record.body, _text(record.tool_name))
+                    answer = await self._deliver(record.id, record.body, record.tool_name)
                 finally:
                     del waiting[key]
                     self._end(key)
-                delivered += outcome.delivered
-                failed += not outcome.delivered
-                if outcome.status is None and deadline < math.inf:
+                delivered += answer.delivered
+                failed += not answer.delivered
+                if deadline < math.inf and (answer.status is None or answer.retry_after is not None):
                     break
             if waiting and isinstance(self._outbox, SqliteOutbox):
                 with contextlib.suppress(Exception):  # the claims end anyway
@@ -1357,13 +1448,18 @@ class CheckpointReporter:
         self._listings += 1
         waiting: dict[str, tuple[OutboxRecord, float]] = {}
         try:
-            for record in await self._outbox.list_retryable(limit):
-                key, until = repr(record.id), record.claimed_until
+            for listed in await self._outbox.list_retryable(limit):
+                try:
+                    record = _record(listed)
+                    key, until = repr(record.id), record.claimed_until
+                except Exception as error:  # somebody's record; the others are none the worse for it
+                    self._told("outbox listed what is no record", error)
+                    continue
                 left_s = until - time.time() if isinstance(until, (int, float)) else math.inf
                 if key not in self._under_way and key not in self._ended:
                     waiting[key] = record, time.monotonic() + left_s
         except Exception as error:  # somebody's outbox
-            self._warn(f"outbox list_retryable failed: {error!r}")
+            self._told("outbox list_retryable failed", error)
         finally:
             self._listings -= 1
             if not self._listings:
@@ -1383,7 +1479,7 @@ class CheckpointReporter:
         if self._listings:
             self._ended.add(key)
 
-    async def _deliver(self, row_id: Any, body: Any, tool_name: str) -> Delivery:
+    async def _deliver(self, row_id: Any, body: Any, tool_name: str) -> Answer:
         answer = await self._send(REPORT_PATH, body)
         mark = "mark_delivered" if answer.delivered else "mark_failed"
         try:
@@ -1392,10 +1488,10 @@ class CheckpointReporter:
             else:
                 await self._outbox.mark_failed(row_id, Failure(answer.error or "", answer.status, answer.retry_after))
         except Exception as error:  # somebody's outbox; a report that is sent twice is better than none
-            self._warn(f"outbox {mark} failed, the report stays to be sent: {error!r}")
+            self._told(f"outbox {mark} failed, the report stays to be sent", error)
         if not answer.delivered:
             self._warn_undelivered(f'report for "{tool_name}" not delivered', answer)
-        return Delivery(answer.delivered, answer.status, answer.error)
+        return answer
 
     async def _send(self, path: str, body: object) -> Answer:
         if self._problem is not None:
@@ -1407,9 +1503,9 @@ class CheckpointReporter:
             answers.append(answer)
             is_answered.set()
 
-        config = self.config
+        config, content = self.config, body if isinstance(body, bytes) else encode(body)
         exchange = start_exchange(
-            config.base_url + path, encode(body), api_key=config.api_key, timeout_s=config.timeout_s, done=done
+            config.base_url + path, content, api_key=config.api_key, timeout_s=config.timeout_s, done=done
         )
         try:
             await _in_thread(is_answered.wait)
@@ -1422,11 +1518,18 @@ class CheckpointReporter:
         if self._problem is None:  # which was told when the reporter was made
             self._warn(f"{what}: {answer.error}")
 
-    def _warn(self, message: str) -> None:
+    def _told(self, what: str, error: Exception) -> str:
+        """What went wrong and how, once it was warned of."""
         try:
-            _tell(self._on_warn, f"checkpoint reporter: {_plain(message, self.config.api_key)}")
-        except Exception:  # a caller's callback, or a log that is closed
-            pass
+            shown = repr(error)
+        except Exception:  # somebody's exception
+            shown = type(error).__name__
+        message = _plain(f"{what}: {shown}", self.config.api_key)
+        self._warn(message)
+        return message
+
+    def _warn(self, message: str) -> None:
+        _tell(self._on_warn, f"checkpoint reporter: {_plain(message, self.config.api_key)}")
 
 
 def create_checkpoint_reporter(
@@ -1457,10 +1560,11 @@ def create_checkpoint_reporter(
     )
     store = MemoryOutbox() if outbox is None else outbox
     reporter = CheckpointReporter(config, store, on_warn if callable(on_warn) else None)
-    if isinstance(store, (MemoryOutbox, SqliteOutbox)) and store.on_warn is None:
-        store.on_warn = reporter._warn
     if reporter._problem is not None:
         reporter._warn(f"nothing will be sent: {reporter._problem}")
-    if isinstance(store, SqliteOutbox) and store.visibility_timeout_s <= config.timeout_s:
-        reporter._warn("nothing will be sent: the outbox's visibility_timeout_s is not above timeout_s")
+    with contextlib.suppress(Exception):  # of somebody's outbox, asked for its class
+        if isinstance(store, (MemoryOutbox, SqliteOutbox)) and store.on_warn is None:
+            store.on_warn = reporter._warn
+        if isinstance(store, SqliteOutbox) and store.visibility_timeout_s <= config.timeout_s:
+            reporter._warn("nothing will be sent: the outbox's visibility_timeout_s is not above timeout_s")
     return reporter

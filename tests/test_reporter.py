@@ -8,6 +8,7 @@ import json
 import logging
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -281,6 +282,24 @@ class Hostile:
         raise RuntimeError("no")
 
 
+class HostileText(Hostile):
+    def __str__(self) -> str:
+        return "\ud800".encode().decode()  # raises UnicodeEncodeError
+
+
+class HostileClass:
+    @property  # type: ignore[misc]  # that is what is hostile about it
+    def __class__(self) -> Any:
+        raise RuntimeError("no")
+
+
+class HostileError(Exception):
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+    __str__ = __repr__
+
+
 class HostileMapping(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         raise RuntimeError("no")
@@ -302,6 +321,8 @@ scalars = st.one_of(
     st.binary(),
     st.builds(Hostile),
     st.builds(HostileMapping),
+    st.builds(HostileText),
+    st.builds(HostileClass),
     st.builds(object),
 )
 keys = st.sampled_from(["tool_name", "agent_did", "stages", "signals", "context", "latency_micros", "name"])
@@ -413,6 +434,7 @@ def test_arguments_of_wrong_types_raise_nothing(backend: str) -> None:
 
     async def steps() -> None:
         wrongs: list[Any] = [None, 5, b"x", object(), Hostile(), HostileMapping(), [Hostile()], float("nan")]
+        wrongs += [HostileText(), HostileClass()]
         for wrong in wrongs:
             it: Any = create_checkpoint_reporter(
                 api_key=wrong,
@@ -433,6 +455,52 @@ def test_arguments_of_wrong_types_raise_nothing(backend: str) -> None:
             assert repr(it.config)
 
     run(backend, steps)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_outbox_that_lists_what_is_no_record_keeps_no_other_back(backend: str, told: Told) -> None:
+    class Listing(MemoryOutbox):
+        async def list_retryable(self, limit: int) -> Any:
+            plain = types.SimpleNamespace
+            return [None, plain(id=1), plain(id=2, body={"n": 2}), plain(id=3, body={"n": 3}, tool_name=Hostile())]
+
+    with Endpoint(reply(200)) as endpoint:
+        it = make(endpoint.url, told, outbox=Listing())
+        assert run(backend, it.flush) == Flush(2, 0)
+        assert endpoint.bodies == [{"n": 2}, {"n": 3}]
+    assert len(told) == 2
+
+
+@pytest.mark.parametrize("broken", ["enqueue", "list_retryable", "mark_delivered"])
+def test_an_exception_that_cannot_be_shown_is_told_by_its_name(broken: str, told: Told) -> None:
+    class Broken(BrokenOutbox):
+        def _check(self, method: str) -> None:
+            if method in self.broken:
+                raise HostileError
+
+    async def steps() -> None:
+        assert (await it.report_tool_call(**CALL)).delivered
+        await it.flush()
+
+    with Endpoint(reply(200)) as endpoint:
+        it = make(endpoint.url, told, outbox=Broken(broken))
+        run("asyncio", steps)
+    assert "HostileError" in told[0]
+
+
+def test_whatever_fails_inside_is_told_and_not_raised(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any, **options: Any) -> Any:
+        raise LookupError("of ours")
+
+    async def steps() -> None:
+        assert not (await it.register_server()).registered
+        assert not (await it.report_tool_call(**CALL)).delivered
+        assert await it.flush() == Flush(0, 0)
+
+    it = make("http://127.0.0.1:9", told)
+    monkeypatch.setattr(reporter, "start_exchange", broken)
+    run("asyncio", steps)
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize("url", ["", "ftp://example.com", "http://[::1", "http://user:pass-word@x", "http://a b", "x"])
@@ -495,6 +563,19 @@ def test_a_full_memory_outbox_drops_the_oldest_and_says_so(told: Told) -> None:
     run("asyncio", steps)
     assert outbox.dropped == 13
     assert len(told) == 2  # of the first and the tenth: it must not flood
+
+
+def test_a_callback_that_raises_does_not_make_an_outbox_fail_that_has_stored(told: Told) -> None:
+    def failing(message: str) -> None:
+        raise ValueError(message)
+
+    async def steps() -> None:
+        outbox = MemoryOutbox(max_rows=1, on_warn=failing)
+        for number in range(2):
+            await outbox.enqueue(body={"number": number}, tool_name="t")
+        assert [record.body for record in await outbox.list_retryable(9)] == [{"number": 1}]
+
+    run("asyncio", steps)
 
 
 def test_the_memory_outbox_takes_what_the_issue_says() -> None:

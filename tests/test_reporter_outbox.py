@@ -281,6 +281,71 @@ def test_a_store_that_was_asked_for_quiet_lists_nothing(outbox: SqliteOutbox, cl
     assert set(tools(outbox)) == {"a", "b"}
 
 
+@pytest.mark.parametrize("is_tried", [False, True])
+def test_a_row_that_waits_keeps_its_time_and_its_reason_through_an_outage(
+    is_tried: bool, outbox: SqliteOutbox, clock: Clock
+) -> None:
+    outbox.settle(outbox.add({}, "t"), Failure("503 Service Unavailable: ", 503, 1800))
+    (before,) = outbox.waiting()
+    clock.ahead_s += 600
+    assert len(outbox.claim(ignores_due=True)) == 1
+    if is_tried:
+        outbox.settle(1, LOST)
+    else:
+        outbox.give_back([1])
+    (after,) = outbox.waiting()
+    assert after._replace(due_in_s=0) == before._replace(due_in_s=0)
+    assert abs(before.due_in_s - 600 - after.due_in_s) < 1
+    outbox.settle(1, LOST)  # without any claim, too
+    assert outbox.waiting()[0].due_in_s > 1000
+
+
+def test_what_is_due_is_what_a_claim_would_take(outbox: SqliteOutbox, clock: Clock) -> None:
+    for name in ("retry", "claimed", "quiet"):
+        outbox.add({}, name)
+    outbox.settle(1, BAD)
+    outbox.give_back([3])
+    assert [row.tool_name for row in outbox.due()] == ["quiet"]
+    assert [row.tool_name for row in outbox.due(-1, ignores_due=True)] == ["quiet", "retry"]
+    outbox.settle(3, Failure("429 Too Many Requests: ", 429, 90))
+    clock.ahead_s += 61
+    assert outbox.due() == []
+    assert outbox.claim() == []
+    assert [record.id for record in outbox.claim_these([1, 99, 2])] == [1, 2]  # quiet or not
+
+
+def test_a_stored_body_that_is_no_json_keeps_no_other_back(outbox: SqliteOutbox, clock: Clock, told: list[str]) -> None:
+    for number in range(2):
+        outbox.add({"number": number}, "t")
+    outbox._open().execute("UPDATE reports SET body = ? WHERE id = 1", (b"{not json",))
+    clock.ahead_s += 61
+    with Endpoint(reply(400, "no JSON"), reply(200)) as endpoint:
+        assert run("asyncio", make(endpoint.url, outbox, told).flush) == Flush(1, 1)
+        assert [request.content for request in endpoint.requests] == [b"{not json", b'{"number":1}']
+    assert [(row.is_dead, row.error) for row in outbox.undelivered()] == [(True, "400 Bad Request: no JSON")]
+
+
+def test_a_sweep_ends_when_the_endpoint_asks_for_time(outbox: SqliteOutbox, clock: Clock, told: list[str]) -> None:
+    """RP-03: and the rows behind wait as they did."""
+    for _ in range(3):
+        outbox.add({}, "t")
+    clock.ahead_s += 61
+    with Endpoint(reply(429, "", "Retry-After: 90")) as endpoint:
+        assert run("asyncio", make(endpoint.url, outbox, told).flush) == Flush(0, 1)
+        assert len(endpoint.requests) == 1
+    assert [row.attempts for row in outbox.waiting()] == [1, 0, 0]
+    assert not any(row.is_claimed for row in outbox.waiting())
+
+
+def test_a_callback_that_raises_does_not_make_a_full_store_fail(path: Path) -> None:
+    def failing(message: str) -> None:
+        raise ValueError(message)
+
+    with contextlib.closing(SqliteOutbox(path, max_bytes=60_000, on_warn=failing)) as outbox:
+        for number in range(30):
+            assert outbox.add({"text": "x" * 4000}, "t") == number + 1
+
+
 def test_a_fault_of_the_connection_gives_a_row_back_behind_the_others(outbox: SqliteOutbox, clock: Clock) -> None:
     """RO-01, RO-03."""
     for name in ("a", "b"):
