@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, assert_never
 
+import reportrows
 from branches import Family, Fork, root_of
 from records import DueReport, Records
 from states import (
@@ -435,8 +436,8 @@ class Journal:
         report = self.report_doubt
         if report is not None and self._records is not None:
             for entry in (*self._left_open, *self._records.given_up(epoch - 1)):
-                self._insert_report(database, report(entry))
-        database.execute("DELETE FROM reports WHERE due_at IS NULL AND body IS NULL")  # they have done their part
+                reportrows.queue(database, report(entry))
+        reportrows.forget_delivered(database)
         return epoch
 
     def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int, settled_below: int) -> None:
@@ -479,28 +480,13 @@ class Journal:
             case UpstreamStarted(pid):
                 database.execute("UPDATE owners SET upstream_pid = ? WHERE epoch = ?", (pid, epoch))
             case ReportQueued():
-                self._insert_report(database, fact)
+                reportrows.queue(database, fact)
             case ReportDelivered(id):
-                database.execute(
-                    "DELETE FROM reports WHERE id = ?1"
-                    " AND NOT EXISTS (SELECT 1 FROM doubts WHERE dispatch = ?1 AND is_open)",
-                    (id,),
-                )
-                database.execute("UPDATE reports SET body = NULL, due_at = NULL WHERE id = ?", (id,))
+                reportrows.mark_delivered(database, id)
             case ReportFailed(id, attempts, due_at, error):
-                database.execute(
-                    "UPDATE reports SET attempts = ?, due_at = ?, error = ?, is_claimed = 0 WHERE id = ?",
-                    (attempts, due_at, error, id),
-                )
+                reportrows.mark_failed(database, id, attempts, due_at, error)
             case _:
                 assert_never(fact)
-
-    def _insert_report(self, database: sqlite3.Connection, report: ReportQueued) -> None:
-        database.execute(
-            "INSERT OR IGNORE INTO reports (id, base_url, tool_name, queued_at, due_at, body)"
-            " VALUES (coalesce(?1, (SELECT min(0, coalesce(min(id), 0)) - 1 FROM reports)), ?2, ?3, ?4, ?4, ?5)",
-            (report.dispatch, report.base_url, report.tool_name, report.at_ms, report.body),
-        )
 
     def _close_doubts(self, database: sqlite3.Connection, facts: Sequence[Fact]) -> None:
         """Puts on record that answers have come after all."""

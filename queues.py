@@ -6,14 +6,19 @@ is on disk: a due time that lies ahead, so that no other sweep and no relay take
 
 import contextlib
 import json
+import os
 import random
 import sqlite3
+import stat
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from typing import Final, NamedTuple, Protocol
 
-from reader import reading
-from records import MAX_REPORT_DELAY_MS
+import reportrows
+from reader import Busy, holder_of, reading
 from render import clean
 from reporter import (
     APPLICATION_ID,
@@ -22,11 +27,9 @@ from reporter import (
     Answer,
     Failure,
     Fate,
-    OutboxRecord,
     OutboxUnusable,
     SqliteOutbox,
     after,
-    encode,
     start_exchange,
 )
 from storage import Files, JournalError
@@ -35,7 +38,7 @@ from writing import transaction, writing
 CLAIM_MS: Final = 60_000
 _AT_ONCE: Final = 4  # exchanges
 _TIMEOUT_S: Final = 5.0
-_BATCH: Final = 40  # claimed together: all are sent before their claim ends, if each takes as long as it may
+_BATCH: Final = 40  # claimed together: all can be sent before their claim ends, if each takes as long as it may
 
 
 class QueueError(Exception):
@@ -54,6 +57,13 @@ class Waiting(NamedTuple):
     error: str | None
 
 
+class Free(NamedTuple):
+    """A report that may be claimed."""
+
+    id: int
+    base_url: str
+
+
 class Claimed(NamedTuple):
     """A report that this process may send."""
 
@@ -62,7 +72,7 @@ class Claimed(NamedTuple):
     base_url: str
     attempts: int
     body: bytes
-    claim: int  # what tells our claim from a later one
+    claim: reportrows.Claim | None  # where the queue needs it to settle
 
 
 class Tally(NamedTuple):
@@ -77,11 +87,14 @@ class Tally(NamedTuple):
 class Queue(Protocol):
     """Reports in a file."""
 
-    def claim(self, limit: int, now_ms: int, *, ignores_due: bool) -> list[Claimed]:
-        """Takes reports that are due, the longest first."""
+    def free(self, now_ms: int, *, ignores_due: bool) -> list[Free]:
+        """What may be claimed now, the longest due first; with `ignores_due` what waits for another attempt too."""
+
+    def claim(self, ids: Sequence[int], now_ms: int, *, ignores_due: bool) -> list[Claimed]:
+        """Takes these reports for CLAIM_MS, but for those that may not be claimed any more."""
 
     def settle(self, results: Sequence[tuple[Claimed, Answer | None]], now_ms: int) -> None:
-        """Notes what became of each that was claimed; None: it was not tried."""
+        """Notes what became of each that was claimed; None: it was not tried, and waits as it did before."""
 
     def rows(self, now_ms: int) -> list[Waiting]:
         """All that wait, and then those that were given up; the oldest first."""
@@ -95,47 +108,57 @@ class JournalQueue:
 
     def __init__(self, typed: str) -> None:
         self._typed = typed
-        self._folder = Files(typed).folder
+        self._files = Files(typed)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        with writing(self._typed) as database, transaction(database, self._folder):
-            yield database
-
-    def claim(self, limit: int, now_ms: int, *, ignores_due: bool) -> list[Claimed]:
         """Raises Busy while a relay owns the journal: that relay delivers."""
+        try:
+            with writing(self._typed) as database, transaction(database, self._files.folder):
+                yield database
+        except Busy as error:
+            owner = holder_of(self._files.lock)
+            if owner is None:
+                raise
+            name = f"process {owner}" if owner else "another process"
+            raise Busy(
+                f"busy: {name} owns {self._typed}; a relay delivers by itself, after anything else try again"
+            ) from error
+
+    def free(self, now_ms: int, *, ignores_due: bool) -> list[Free]:
+        """Raises Busy while a relay owns the journal."""
+        with self._writing() as database:
+            return [Free(*row) for row in reportrows.free(database, now_ms, ignores_due=ignores_due)]
+
+    def claim(self, ids: Sequence[int], now_ms: int, *, ignores_due: bool) -> list[Claimed]:
+        """Raises Busy while a relay owns the journal."""
         until = now_ms + CLAIM_MS
         with self._writing() as database:
-            # A claim is a due time and an attempt under way, which no retry has: that one is left alone by --now too.
-            query = (
-                "SELECT id, tool_name, base_url, attempts, body, ?1 FROM reports WHERE due_at IS NOT NULL AND"
-                " (due_at <= ?2 OR due_at > ?2 + ?3 OR (?4 AND NOT is_claimed)) ORDER BY due_at, id LIMIT ?5"
-            )
-            values = (until, now_ms, MAX_REPORT_DELAY_MS, ignores_due, limit)
-            rows = database.execute(query, values).fetchall()
-            for row in rows:
-                database.execute("UPDATE reports SET due_at = ?, is_claimed = 1 WHERE id = ?", (until, row[0]))
-        return [Claimed(*row) for row in rows]
+            found = [reportrows.claim(database, id, now_ms, until, ignores_due=ignores_due) for id in ids]
+        return [
+            Claimed(one.id, one.tool_name, one.base_url, one.attempts, one.body, one)
+            for one in found
+            if one is not None
+        ]
 
     def settle(self, results: Sequence[tuple[Claimed, Answer | None]], now_ms: int) -> None:
         """A report whose claim has ended and that somebody else has, or has delivered, is left alone."""
         with self._writing() as database:
             for claimed, answer in results:
-                ours = (claimed.id, claimed.claim)
-                verdict = None if answer is None else after(answer, claimed.attempts, jitter=random.random())
-                if verdict is not None and verdict.kind is Fate.DELIVERED:
-                    database.execute("DELETE FROM reports WHERE id = ? AND due_at = ? AND is_claimed", ours)
+                claim = claimed.claim
+                if claim is None or not reportrows.holds(database, claim):
                     continue
-                attempts, due_at = claimed.attempts, now_ms
-                if verdict is not None and verdict.kind is not Fate.UNREACHABLE:
-                    attempts += 1
-                    due_at += round(verdict.delay_s * 1000)
-                is_dead = verdict is not None and verdict.kind is Fate.DEAD
-                database.execute(
-                    "UPDATE reports SET attempts = ?, due_at = ?, error = coalesce(?, error), is_claimed = 0"
-                    " WHERE id = ? AND due_at = ? AND is_claimed",
-                    (attempts, None if is_dead else due_at, answer and answer.error, *ours),
-                )
+                if answer is None:
+                    reportrows.give_back(database, claim)
+                    continue
+                kind, delay_s = after(answer, claim.attempts, jitter=random.random())
+                if kind is Fate.DELIVERED:
+                    reportrows.mark_delivered(database, claim.id)
+                elif kind is Fate.UNREACHABLE:
+                    reportrows.put_behind(database, claim, now_ms, answer.error)
+                else:
+                    due_at = None if kind is Fate.DEAD else now_ms + round(delay_s * 1000)
+                    reportrows.mark_failed(database, claim.id, claim.attempts + 1, due_at, answer.error)
 
     def rows(self, now_ms: int) -> list[Waiting]:
         """Reads only, and while a relay owns the journal too."""
@@ -152,9 +175,7 @@ class JournalQueue:
     def revive(self, now_ms: int) -> int:
         """Raises Busy while a relay owns the journal."""
         with self._writing() as database:
-            return database.execute(
-                "UPDATE reports SET due_at = ?, attempts = 0 WHERE due_at IS NULL AND body IS NOT NULL", (now_ms,)
-            ).rowcount
+            return reportrows.revive(database, now_ms)
 
 
 class OutboxQueue:
@@ -163,10 +184,18 @@ class OutboxQueue:
     def __init__(self, path: str) -> None:
         self._outbox = SqliteOutbox(path, visibility_timeout_s=CLAIM_MS / 1000)
 
-    def claim(self, limit: int, now_ms: int, *, ignores_due: bool) -> list[Claimed]:
+    def free(self, now_ms: int, *, ignores_due: bool) -> list[Free]:
         with _outbox_errors():
-            found = self._outbox.claim(limit, ignores_due=ignores_due)
-        return [_claimed(record) for record in found]
+            found = self._outbox.due(-1, ignores_due=ignores_due)
+        return [Free(row.id, row.base_url or DEFAULT_BASE_URL) for row in found]
+
+    def claim(self, ids: Sequence[int], now_ms: int, *, ignores_due: bool) -> list[Claimed]:
+        with _outbox_errors():
+            found = self._outbox.claim_these(ids, ignores_due=ignores_due)
+        return [
+            Claimed(row.id, row.tool_name, row.base_url or DEFAULT_BASE_URL, row.attempts, row.body, None)
+            for row in found
+        ]
 
     def settle(self, results: Sequence[tuple[Claimed, Answer | None]], now_ms: int) -> None:
         with _outbox_errors():
@@ -181,8 +210,7 @@ class OutboxQueue:
 
     def rows(self, now_ms: int) -> list[Waiting]:
         with _outbox_errors():
-            counts = self._outbox.counts()
-            found = [*self._outbox.waiting(counts.waiting), *self._outbox.dead(counts.dead)]
+            found = self._outbox.undelivered()
         return [
             Waiting(
                 row.id,
@@ -190,20 +218,15 @@ class OutboxQueue:
                 row.base_url or DEFAULT_BASE_URL,
                 row.attempts,
                 row.created_at,
-                None if at >= counts.waiting else row.due_in_s,
+                None if row.is_dead else row.due_in_s,
                 row.error,
             )
-            for at, row in enumerate(found)
+            for row in found
         ]
 
     def revive(self, now_ms: int) -> int:
         with _outbox_errors():
             return self._outbox.revive()
-
-
-def _claimed(record: OutboxRecord) -> Claimed:
-    base_url = record.base_url or DEFAULT_BASE_URL
-    return Claimed(record.id, record.tool_name, base_url, record.attempts, encode(record.body), 0)
 
 
 @contextlib.contextmanager
@@ -228,6 +251,8 @@ def queue_at(typed: str) -> Queue:
 def is_outbox(path: str) -> bool:
     """Whether a file says that it is a SqliteOutbox's."""
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # to open a pipe waits for whoever writes into it
+            return False
         with open(path, "rb") as file:
             return int.from_bytes(file.read(72)[68:], "big") == APPLICATION_ID
     except OSError:
@@ -245,54 +270,123 @@ def deliver(
     base_url: str | None,
     ignores_due: bool,
     now_ms: Callable[[], int],
-) -> Tally:
-    """Sends what is due, each report to `base_url` or else to the endpoint that it was made for.
+) -> tuple[Tally, str | None]:
+    """Sends what is due, each report once, to `base_url` or else to the endpoint that it was made for.
 
-    After a fault of the connection nothing more is sent: what is behind would fare alike. Raises Busy while a relay
-    owns the journal, also if one took it while reports were under way: what was delivered then is sent once more.
+    An endpoint that cannot be reached, or that asks for time, gets nothing more; the others do. Gives the last failure
+    as well, for people to read. Raises Busy while a relay owns the journal, also if one took it while reports were
+    under way.
     """
-    delivered = failed = 0
-    is_reachable = True
-    left = sum(row.due_in_s is not None for row in queue.rows(now_ms()))  # each is tried once at most
-    if limit is not None:
-        left = min(left, limit)
-    while is_reachable and left and (claimed := queue.claim(min(left, _BATCH), now_ms(), ignores_due=ignores_due)):
-        left -= len(claimed)
-        results: list[tuple[Claimed, Answer | None]] = []
-        try:
-            while is_reachable and len(results) < len(claimed):
-                group = claimed[len(results) : len(results) + _AT_ONCE]
-                answers = _send(group, api_key, base_url)
-                results += zip(group, answers, strict=True)
-                is_reachable = all(answer.status is not None for answer in answers)
-        finally:
-            rest: list[tuple[Claimed, Answer | None]] = [(one, None) for one in claimed[len(results) :]]
-            queue.settle([*results, *rest], now_ms())
-        delivered += sum(answer is not None and answer.delivered for _, answer in results)
-        failed += sum(answer is not None and not answer.delivered for _, answer in results)
+    sweep = _Sweep(queue, api_key, base_url, ignores_due=ignores_due, now_ms=now_ms)
+    sweep.run(limit)
     rows = queue.rows(now_ms())
     dead = sum(row.due_in_s is None for row in rows)
-    return Tally(delivered, failed, len(rows) - dead, dead)
+    return Tally(sweep.delivered, sweep.failed, len(rows) - dead, dead), sweep.last_failure
 
 
-def _send(group: Sequence[Claimed], api_key: str, base_url: str | None) -> list[Answer]:
-    """Sends reports side by side; gives the answers once all are there."""
-    answers: list[Answer | None] = [None] * len(group)
+class _Sweep:
+    """One delivery of what is free at its beginning."""
+
+    def __init__(
+        self, queue: Queue, api_key: str, base_url: str | None, *, ignores_due: bool, now_ms: Callable[[], int]
+    ) -> None:
+        self.delivered = 0
+        self.failed = 0
+        self.last_failure: str | None = None
+        self._queue = queue
+        self._api_key = api_key
+        self._base_url = base_url
+        self._ignores_due = ignores_due
+        self._now_ms = now_ms
+        self._closed: set[str] = set()  # endpoints that get nothing more
+
+    def run(self, limit: int | None) -> None:
+        # Chosen once: what fails is due again before all were tried, and with --now it always is.
+        free = deque(self._queue.free(self._now_ms(), ignores_due=self._ignores_due))
+        left = len(free) if limit is None else limit
+        while left and (batch := self._next(free, min(left, _BATCH))):
+            began = time.monotonic()  # before the claim, which so ends no sooner than we think
+            claimed = self._queue.claim([one.id for one in batch], self._now_ms(), ignores_due=self._ignores_due)
+            untried = self._send_claimed(claimed, began + CLAIM_MS / 1000)
+            left -= len(claimed) - len(untried)
+            free.extendleft(Free(one.id, one.base_url) for one in reversed(untried))
+
+    def _next(self, free: deque[Free], limit: int) -> list[Free]:
+        batch: list[Free] = []
+        while free and len(batch) < limit:
+            one = free.popleft()
+            if self._target(one.base_url) not in self._closed:
+                batch.append(one)
+        return batch
+
+    def _send_claimed(self, claimed: Sequence[Claimed], deadline: float) -> Sequence[Claimed]:
+        """Sends what was claimed, side by side, and settles it; gives what it did not try, which is claimed no more."""
+        untried = claimed
+        try:
+            while deadline - time.monotonic() >= _TIMEOUT_S:  # else somebody else may claim it while we send it
+                is_open = [self._target(one.base_url) not in self._closed for one in untried]
+                group = list(compress(untried, is_open))[:_AT_ONCE]
+                if not group:
+                    break
+                untried = [one for one in untried if one not in group]
+                self._settle(list(zip(group, self._send(group), strict=True)))
+        finally:
+            if untried:
+                with contextlib.suppress(Busy, JournalError, QueueError):  # their claims end anyway
+                    self._queue.settle([(one, None) for one in untried], self._now_ms())
+        return untried
+
+    def _send(self, group: Sequence[Claimed]) -> list[Answer]:
+        answers = _exchange([(self._target(one.base_url), one.body) for one in group], self._api_key)
+        for one, answer in zip(group, answers, strict=True):
+            target = self._target(one.base_url)
+            if answer.delivered:
+                self.delivered += 1
+            else:
+                self.failed += 1
+                self.last_failure = f"{target}: {answer.error}"
+            if answer.status is None or answer.retry_after is not None:
+                self._closed.add(target)
+        return answers
+
+    def _settle(self, results: Sequence[tuple[Claimed, Answer]]) -> None:
+        try:
+            self._queue.settle(results, self._now_ms())
+        except (Busy, JournalError, QueueError) as error:
+            arrived = sum(answer.delivered for _, answer in results)
+            if not arrived:
+                raise
+            raise type(error)(
+                f"{error}; {count(arrived, 'report')} that arrived just now could not be marked, and"
+                f" {'is' if arrived == 1 else 'are'} sent once more"
+            ) from error
+
+    def _target(self, base_url: str) -> str:
+        return (self._base_url or base_url).rstrip("/")
+
+
+def _exchange(requests: Sequence[tuple[str, bytes]], api_key: str) -> list[Answer]:
+    """Sends bodies to base URLs, side by side; gives the answers once all are there."""
+    answers: list[Answer | None] = [None] * len(requests)
     all_there = threading.Semaphore(0)
 
-    def start(at: int, claimed: Claimed) -> None:
+    def start(at: int, base_url: str, body: bytes) -> None:
         def done(answer: Answer) -> None:
             answers[at] = answer
             all_there.release()
 
-        url = (base_url or claimed.base_url).rstrip("/") + REPORT_PATH
-        start_exchange(url, claimed.body, api_key=api_key, timeout_s=_TIMEOUT_S, done=done)
+        start_exchange(base_url + REPORT_PATH, body, api_key=api_key, timeout_s=_TIMEOUT_S, done=done)
 
-    for at, claimed in enumerate(group):
-        start(at, claimed)
-    for _ in group:
+    for at, request in enumerate(requests):
+        start(at, *request)
+    for _ in requests:
         all_there.acquire()
     return [answer for answer in answers if answer is not None]
+
+
+def count(number: int, noun: str) -> str:
+    """`1 report`, `2 reports`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def row_object(row: Waiting) -> str:
@@ -303,6 +397,6 @@ def row_object(row: Waiting) -> str:
 def row_line(row: Waiting) -> str:
     """One report for a person."""
     state = "dead" if row.due_in_s is None else f"due in {row.due_in_s:.0f} s" if row.due_in_s else "due"
-    tries = f", answered {row.attempts} times" if row.attempts else ""
+    tries = f", answered {count(row.attempts, 'time')}" if row.attempts else ""
     error = f": {clean(row.error)}" if row.error else ""
     return f"{row.id:>6}  {clean(row.tool_name)}  {state}{tries}  {clean(row.base_url)}{error}"

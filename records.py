@@ -61,9 +61,11 @@ _DUE_REPORTS: Final = (
     " WHERE base_url = ? AND due_at BETWEEN ? AND ? ORDER BY due_at, id LIMIT ?"
 )
 _NEXT_REPORT: Final = "SELECT min(due_at) FROM reports WHERE base_url = ? AND due_at IS NOT NULL"
+# A task's handle is an outcome, and was reported as one; that the task was lost later is no second dispatch.
 _GIVEN_UP: Final = (
     "SELECT dispatch FROM doubts JOIN dispatches ON id = dispatch"
-    " WHERE is_open AND cause IN ('cancelled', 'timeout') AND epoch = ? ORDER BY dispatch"
+    " WHERE is_open AND cause IN ('cancelled', 'timeout') AND epoch = ?"
+    " AND NOT EXISTS (SELECT 1 FROM outcomes WHERE outcomes.dispatch = doubts.dispatch) ORDER BY dispatch"
 )
 _FORKS: Final = "SELECT branch, parent, sequence FROM forks WHERE root = ? ORDER BY id"
 _PRUNED: Final = "SELECT last_sequence FROM prunings WHERE workflow_id = ?"
