@@ -38,7 +38,7 @@ def add_to(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
 
     add = command("flush", _flush, "send every report that is due, each to the endpoint that it was made for")
     add("--limit", metavar="N", type=_limit, help="at most so many")
-    add("--base-url", metavar="URL", help="send them to this endpoint")
+    add("--base-url", metavar="URL", type=_url, help="send them to this endpoint")
     add("--now", action="store_true", help="those that wait for another attempt as well")
     command("list", _list, "list what was not delivered, given up or not")
     add = command("dead", _dead, "list what was given up, with the reason")
@@ -55,10 +55,19 @@ def _limit(text: str) -> int:
 _limit.__name__ = "number"  # argparse puts it into its message
 
 
+def _url(text: str) -> str:
+    from reporter import url_problem
+
+    if (problem := url_problem(text)) is not None:
+        raise argparse.ArgumentTypeError(problem)
+    return text
+
+
 def _flush(args: argparse.Namespace, api_key: Callable[[], str], say: Callable[[str], bool]) -> int:
     from queues import deliver, queue_at
+    from render import clean
 
-    tally = deliver(
+    tally, last_failure = deliver(
         queue_at(args.queue),
         api_key(),
         limit=args.limit,
@@ -69,7 +78,10 @@ def _flush(args: argparse.Namespace, api_key: Callable[[], str], say: Callable[[
     if args.json:
         say(json.dumps(tally._asdict()))
     else:
-        say(f"{tally.delivered} delivered, {tally.failed} failed; {tally.waiting} wait, {tally.dead} are dead")
+        waits, dead = "waits" if tally.waiting == 1 else "wait", "is" if tally.dead == 1 else "are"
+        say(f"{tally.delivered} delivered, {tally.failed} failed; {tally.waiting} {waits}, {tally.dead} {dead} dead")
+        if last_failure is not None:
+            say(f"last failure: {clean(last_failure)}")
     return _FAILED if tally.failed else _DONE
 
 
@@ -83,7 +95,7 @@ def _dead(args: argparse.Namespace, _: object, say: Callable[[str], bool]) -> in
     if not args.retry:
         return _say_rows(args, say, only_dead=True)
     revived = queue_at(args.queue).revive(_now_ms())
-    say(json.dumps({"revived": revived}) if args.json else f"{revived} are due again")
+    say(json.dumps({"revived": revived}) if args.json else f"{revived} {'is' if revived == 1 else 'are'} due again")
     return _DONE
 
 

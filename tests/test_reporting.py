@@ -1,11 +1,15 @@
 """Reporting with real processes and an endpoint that listens: flags, key, the end of a relay, `checkpoint report`."""
 
+import contextlib
 import json
 import os
+import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from reporter_endpoint import Endpoint, drip, hang, refused, reply
 from support import ROOT, Client, relay_words, rows, until, upstream_words
 
+import queues
 from checkpoint import main
 from queues import queue_at
 from reporter import REGISTER_PATH, REPORT_PATH, Config, SqliteOutbox, build_detection_body
@@ -236,7 +241,10 @@ def test_flush_is_busy_while_a_relay_owns_the_journal(
     lock = Lock(f"{queue}.lock")
     assert lock.take()
     assert main(["report", "flush", str(queue)]) == 1
-    assert capfd.readouterr().err.startswith("checkpoint: busy: ")
+    err = capfd.readouterr().err
+    assert err.startswith("checkpoint: busy: ")
+    assert "a relay delivers by itself" in err
+    assert "kill" not in err
     assert len(waiting(capfd, queue)) == 3
     lock.give_back()
     assert endpoint.requests == []
@@ -245,9 +253,171 @@ def test_flush_is_busy_while_a_relay_owns_the_journal(
 def test_flush_claims_so_that_nobody_else_sends_the_same(
     queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    claimed = queue_at(str(queue)).claim(2, time.time_ns() // 1_000_000, ignores_due=False)
-    assert len(claimed) == 2
+    there, now = queue_at(str(queue)), time.time_ns() // 1_000_000
+    ids = [one.id for one in there.free(now, ignores_due=False)]
+    assert len(there.claim(ids[:2], now, ignores_due=False)) == 2
+    assert there.claim(ids[:2], now, ignores_due=True) == []
     assert flush(capfd, queue, "--now") == {"delivered": 1, "failed": 0, "waiting": 2, "dead": 0}
+
+
+def put(queue: Path, tool: str, base_url: str, due_in_s: float = 0.0, attempts: int = 0) -> None:
+    """One more report that waits; with attempts before it, the endpoint was there and said 503."""
+    error = ("503 Service Unavailable: ", 503) if attempts else (None, None)
+    if queue.name == "journal":
+        with contextlib.closing(sqlite3.connect(queue, isolation_level=None)) as database:
+            database.execute(
+                "INSERT INTO reports (id, base_url, tool_name, queued_at, due_at, attempts, error, body)"
+                " SELECT max(id) + 1, ?, ?, 0, ?, ?, ?, x'7b7d' FROM reports",
+                (base_url, tool, round((time.time() + due_in_s) * 1000), attempts, error[0]),
+            )
+        return
+    with contextlib.closing(SqliteOutbox(queue)) as outbox:
+        row = outbox.add({}, tool, base_url)
+        now = time.monotonic_ns() // 1_000_000
+        held = (now - 1_000_000, now + round(due_in_s * 1000))
+        outbox._open().execute(
+            "UPDATE reports SET held_from = ?, held_until = ?, is_claimed = 0, attempts = ?, error = ?, status = ?"
+            " WHERE id = ?",
+            (*held, attempts, *error, row),
+        )
+
+
+def test_a_dead_endpoint_does_not_keep_reports_from_a_good_one(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with refused() as dead:
+        for number in range(50):
+            put(queue, f"lost{number}", dead, due_in_s=-600 + number)
+        assert flush(capfd, queue, "--limit", "5", code=1) == {"delivered": 1, "failed": 4, "waiting": 52, "dead": 0}
+        assert flush(capfd, queue, code=1) == {"delivered": 2, "failed": 4, "waiting": 50, "dead": 0}
+    assert len(endpoint.requests) == 3
+    tried = [row for row in waiting(capfd, queue) if row["error"]]
+    assert len(tried) == 8  # what was tried went behind the others
+    assert all("no answer" in row["error"] and row["attempts"] == 0 for row in tried)
+
+
+def test_an_outage_takes_neither_due_times_nor_reasons(queue: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with refused() as dead:
+        for number in range(6):
+            put(queue, f"asked{number}", dead, due_in_s=1800, attempts=6)
+        before = waiting(capfd, queue)
+        flush(capfd, queue, "--now", "--base-url", dead, code=1)
+    for old, new in zip(before, waiting(capfd, queue), strict=True):
+        if old["attempts"]:
+            assert 0 <= old["due_in_s"] - new["due_in_s"] < 60
+            assert new["error"] == old["error"]
+        assert new["attempts"] == old["attempts"]
+
+
+def test_now_tries_each_report_once(queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
+    for number in range(50):
+        put(queue, f"due{number}", endpoint.url)
+    for number in range(10):
+        put(queue, f"late{number}", endpoint.url, due_in_s=3000)
+    endpoint.then(reply(503))
+    assert flush(capfd, queue, "--now", code=1) == {"delivered": 0, "failed": 63, "waiting": 63, "dead": 0}
+    assert [row["attempts"] for row in waiting(capfd, queue)] == [1] * 63
+
+
+def test_an_endpoint_that_asks_for_time_gets_no_more_and_others_do(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with Endpoint(reply(429, "", "Retry-After: 3600")) as busy:
+        for number in range(60):
+            put(queue, f"more{number}", busy.url, due_in_s=-600)
+        assert flush(capfd, queue, code=1) == {"delivered": 3, "failed": 4, "waiting": 60, "dead": 0}
+        assert len(busy.requests) == 4
+    left = [row for row in waiting(capfd, queue) if not row["attempts"]]
+    assert len(left) == 56
+    assert all(row["due_in_s"] == 0 and row["error"] is None for row in left)
+
+
+def test_nothing_is_sent_on_a_claim_that_is_about_to_end(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped finds that its claim ended; what it had not tried yet is claimed anew."""
+
+    def late(connection: socket.socket, closing: threading.Event) -> None:
+        time.sleep(0.5)
+        connection.sendall(OK)
+
+    for number in range(9):
+        put(queue, f"more{number}", endpoint.url)
+    endpoint.then(late)
+    monkeypatch.setattr(queues, "CLAIM_MS", 5_400)  # less than timeout_s and one answer
+    kind: Any = type(queue_at(str(queue)))
+    claim, asked = kind.claim, []
+
+    def claim_and_tell(self: Any, ids: Sequence[int], *args: Any, **options: Any) -> Any:
+        asked.append(len(ids))
+        return claim(self, ids, *args, **options)
+
+    monkeypatch.setattr(kind, "claim", claim_and_tell)
+    assert flush(capfd, queue) == {"delivered": 12, "failed": 0, "waiting": 0, "dead": 0}
+    assert asked == [12, 8, 4]
+    assert len(endpoint.requests) == 12
+
+
+@pytest.mark.parametrize("queue", ["journal"], indirect=True)
+def test_marks_that_a_relay_kept_from_being_written_are_told(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lock = Lock(f"{queue}.lock")
+    taken = threading.Event()
+
+    def take(connection: socket.socket, closing: threading.Event) -> None:
+        if not taken.is_set():
+            taken.set()
+            assert lock.take()
+        connection.sendall(OK)
+
+    put(queue, "fourth", endpoint.url)
+    endpoint.then(take)
+    assert main(["report", "flush", str(queue)]) == 1
+    err = capfd.readouterr().err
+    lock.give_back()
+    assert "busy" in err
+    assert "4 reports that arrived just now could not be marked, and are sent once more" in err
+    assert err.count("\n") == 1
+
+
+def test_a_flush_that_failed_says_why(queue: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with refused() as dead:
+        assert main(["report", "flush", str(queue), "--limit", "1", "--base-url", dead + "/"]) == 1
+    assert capfd.readouterr().out == (
+        f"0 delivered, 1 failed; 3 wait, 0 are dead\nlast failure: {dead}: no answer: Connection refused\n"
+    )
+
+
+def test_one_report_is_one_report(queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]) -> None:
+    flush(capfd, queue, "--limit", "1")
+    endpoint.then(reply(400, "no"))
+    assert main(["report", "flush", str(queue), "--limit", "1"]) == 1
+    assert capfd.readouterr().out.startswith("0 delivered, 1 failed; 1 waits, 1 is dead\n")
+    assert main(["report", "dead", str(queue)]) == 0
+    assert "dead, answered 1 time  " in capfd.readouterr().out
+    assert main(["report", "dead", str(queue), "--retry"]) == 0
+    assert capfd.readouterr().out == "1 is due again\n"
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8832", "ftp://x", "http://", "http://user:secret@x", "", "http://a b"])
+def test_a_base_url_that_cannot_be_used_is_wrong_usage(
+    queue: Path, url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", "flush", str(queue), "--base-url", url]) == 2
+    err = capfd.readouterr().err
+    assert "--base-url: the base URL is not usable" in err
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize("queue", ["outbox"], indirect=True)
+def test_a_stored_body_that_is_no_json_is_sent_as_it_is(
+    queue: Path, endpoint: Endpoint, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(SqliteOutbox(queue)) as outbox:
+        outbox._open().execute("UPDATE reports SET body = ? WHERE id = 1", (b"{not json",))
+    assert flush(capfd, queue)["delivered"] == 3
+    assert b"{not json" in [request.content for request in endpoint.requests]
 
 
 @pytest.mark.parametrize("queue", ["journal"], indirect=True)
@@ -255,6 +425,17 @@ def test_flush_leaves_no_owner_behind(queue: Path, capfd: pytest.CaptureFixture[
     before = rows(queue)
     flush(capfd, queue)
     assert rows(queue) == before
+
+
+@pytest.mark.parametrize("words", [["list"], ["dead", "--retry"], ["flush"]])
+def test_a_pipe_is_no_queue_and_is_not_waited_for(
+    words: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    command = [sys.executable, str(ROOT), "report", words[0], str(tmp_path / "pipe"), *words[1:]]
+    done = subprocess.run(command, timeout=20, check=False, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 4
+    assert "not a regular file" in done.stderr
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database"])
