@@ -5,7 +5,8 @@
     scripts/fake_endpoint.py --status 200,500,429,close,hang
 
 Prints its base URL as its first line. Each request is one line of the log, on disk before it is answered: `path`,
-`status` (null where no answer follows), `at_once` (requests under way, this one included) and `body`.
+`status` (null where no answer follows), `at` (epoch seconds), `at_once` (requests under way, this one included) and
+`body`.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle
@@ -50,7 +52,7 @@ class Endpoint(ThreadingHTTPServer):
                 status = next(self._statuses)
             if self._log is not None:
                 answered = int(status) if status.isdecimal() else None
-                line = {"path": path, "status": answered, "at_once": self._at_once, "body": body}
+                line = {"path": path, "status": answered, "at": time.time(), "at_once": self._at_once, "body": body}
                 self._log.write(json.dumps(line).encode() + b"\n")
                 self._log.flush()
                 os.fsync(self._log.fileno())
