@@ -2,7 +2,7 @@
 
 A library: it imports none of our modules, only the standard library, and anyio where it waits, so that it runs under
 asyncio and trio. The first half is pure: configuration, bodies, what an answer means for a row. The second does I/O:
-one HTTP exchange in a thread, the outboxes, the reporter. What costs time to import is imported where it is used.
+one HTTP exchange in a thread, the reporter, two outboxes. What costs time to import is imported where it is used.
 
 The API key is in the request and nowhere else: no repr, row, warning, log or error text of ours holds it.
 """
@@ -645,7 +645,18 @@ def _tls() -> "ssl.SSLContext":
     return context
 
 
-# --------------------------------------------------------------------------------------------------------- outboxes
+async def _in_thread(function: Callable[..., T], *args: Any) -> T:
+    """Runs what blocks beside the event loop. A cancelled caller leaves at once; the function then ends unwatched."""
+    import anyio
+    import anyio.to_thread
+
+    # A limiter of its own: the host's is for the host's threads.
+    return await anyio.to_thread.run_sync(
+        partial(function, *args), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ an outbox
 
 
 class OutboxRecord(NamedTuple):
@@ -696,6 +707,303 @@ def _tell(on_warn: Warn | None, message: str) -> None:
             logging.getLogger("checkpoint.reporter").warning("%s", message)
     except Exception:  # a caller's callback, or a log that is closed
         pass
+
+
+# --------------------------------------------------------------------------------------------------------- reporter
+
+
+class Registration(NamedTuple):
+    """What became of a registration; `tool_count` is how many tools were published with it."""
+
+    registered: bool
+    created: bool = False  # the endpoint did not know the server before
+    tool_count: int = 0
+    reason: str | None = None  # why it is not registered
+
+
+class Delivery(NamedTuple):
+    """What became of a report now; one that is not delivered waits in the outbox, if that could take it."""
+
+    delivered: bool
+    status: int | None = None
+    error: str | None = None
+
+
+class Flush(NamedTuple):
+    """How many waiting reports were delivered and how many were tried in vain."""
+
+    delivered: int
+    failed: int
+
+
+class CheckpointReporter:
+    """Registers one MCP server and reports its calls. Nothing raises but the caller's own cancellation."""
+
+    def __init__(self, config: Config, outbox: Outbox, on_warn: Warn | None) -> None:
+        self.config = config
+        self._outbox = outbox
+        self._on_warn = on_warn
+        self._problem = _unusable(config.base_url, config.api_key)
+        self._is_outbox_lost = False
+        self._pid = os.getpid()
+        self._under_way: set[str] = set()  # ids of rows that are being delivered
+        self._listings = 0  # under way
+        self._ended: set[str] = (
+            set()
+        )  # ids whose delivery ended while a listing was under way, which may still show them
+
+    async def register_server(self, tools: Iterable[Mapping[str, Any]] | None = None) -> Registration:
+        """Claims the server's DID and publishes `tools`, unless None; see `build_registration_body`. Idempotent."""
+        try:
+            return await self._register(tools)
+        except Exception as error:  # none is known; but nothing raises here
+            return Registration(False, reason=self._told("not registered", error))
+
+    async def _register(self, tools: object) -> Registration:
+        body = build_registration_body(self.config, tools)
+        if tools is not None and "tools" not in body:
+            self._warn("tools is no list of mappings, each with a name, that JSON can hold; the stored catalog stays")
+        answer = await self._send(REGISTER_PATH, body)
+        if not answer.delivered:
+            self._warn_undelivered("registration failed", answer)
+            return Registration(False, reason=answer.error)
+        try:
+            created = json.loads(answer.body)["created"] is True
+        except (ValueError, TypeError, LookupError, RecursionError):
+            created = False
+        return Registration(True, created, len(body.get("tools", ())))
+
+    async def report_tool_call(
+        self,
+        *,
+        tool_name: str,
+        action: str,
+        reason: str,
+        capability: str | None = None,
+        agent_did: str | None = None,
+        agent_label: str | None = None,
+        principal_did: str | None = None,
+        stages: Iterable[Mapping[str, Any]] = (),
+        signals: Iterable[Mapping[str, Any]] = (),
+        context: Mapping[str, Any] | None = None,
+    ) -> Delivery:
+        """Stores a report and tries to deliver it once. Never a call's arguments or results: nobody asks for them.
+
+        `action` is permit, challenge or block. A stage has `name`, `verdict` (pass, fail or skip) and `latency_micros`,
+        a signal `kind` and `value`, the context `user_agent`, `ip_address`, `path`, `url` and `method`. An outbox that
+        fails makes this a direct delivery.
+        """
+        report = {
+            "tool_name": tool_name,
+            "action": action,
+            "reason": reason,
+            "capability": capability,
+            "agent_did": agent_did,
+            "agent_label": agent_label,
+            "principal_did": principal_did,
+            "stages": stages,
+            "signals": signals,
+            "context": context,
+        }
+        try:
+            return await self._report(build_detection_body(self.config, report), _text(tool_name))
+        except Exception as error:  # none is known; but nothing raises here
+            return Delivery(False, None, self._told("not reported", error))
+
+    async def _report(self, body: dict[str, Any], name: str) -> Delivery:
+        outbox, began = self._outbox, time.monotonic()
+        deadline = began + outbox.visibility_timeout_s if isinstance(outbox, SqliteOutbox) else math.inf
+        try:
+            if isinstance(outbox, SqliteOutbox):
+                row_id: Any = await outbox.enqueue(body=body, tool_name=name, base_url=self.config.base_url)
+            else:
+                row_id = await outbox.enqueue(body=body, tool_name=name)
+            key = repr(row_id)
+        except Exception as error:  # somebody's outbox
+            if not self._is_outbox_lost:
+                self._told("outbox enqueue failed, delivering directly", error)
+            self._is_outbox_lost = isinstance(outbox, SqliteOutbox)  # said once, until it works again
+            answer = await self._send(REPORT_PATH, body)
+            return Delivery(answer.delivered, answer.status, answer.error)
+        self._is_outbox_lost = False
+        if key in self._own():
+            return Delivery(False, None, "a flush is delivering it")
+        if deadline - time.monotonic() < self.config.timeout_s:
+            return Delivery(False, None, "waiting: its claim leaves less than timeout_s")
+        self._under_way.add(key)
+        try:
+            answer = await self._deliver(row_id, body, name)
+        finally:
+            self._end(key)
+        return Delivery(answer.delivered, answer.status, answer.error)
+
+    async def flush(self, limit: int = FLUSH_LIMIT) -> Flush:
+        """Tries the reports that the outbox lists, at once and one after the other; skips those under way here.
+
+        None is sent with less than `timeout_s` of its claim left. Where rows are claimed, a fault of the connection
+        ends the sweep, and so does an endpoint that asks for time: the rows behind would fare alike, and meanwhile
+        their claims would run out.
+        """
+        try:
+            return await self._flush(limit if isinstance(limit, int) and limit >= 0 else FLUSH_LIMIT)
+        except Exception as error:  # none is known; but nothing raises here
+            self._told("flush failed", error)
+            return Flush(0, 0)
+
+    async def _flush(self, limit: int) -> Flush:
+        delivered = failed = 0
+        waiting = await self._list(limit)
+        try:
+            while waiting:
+                key, (record, deadline) = next(iter(waiting.items()))
+                if deadline - time.monotonic() < self.config.timeout_s:
+                    break
+                try:
+                    answer = await self._deliver(record.id, record.body, record.tool_name)
+                finally:
+                    del waiting[key]
+                    self._end(key)
+                delivered += answer.delivered
+                failed += not answer.delivered
+                if deadline < math.inf and (answer.status is None or answer.retry_after is not None):
+                    break
+            if waiting and isinstance(self._outbox, SqliteOutbox):
+                with contextlib.suppress(Exception):  # the claims end anyway
+                    await self._outbox.release([record.id for record, _ in waiting.values()])
+        finally:
+            for key in waiting:
+                self._end(key)
+        return Flush(delivered, failed)
+
+    async def _list(self, limit: int) -> dict[str, tuple[OutboxRecord, float]]:
+        """What the outbox lists, by key, but for what is under way here; now marked as such; with the claim's end."""
+        self._own()
+        self._listings += 1
+        waiting: dict[str, tuple[OutboxRecord, float]] = {}
+        try:
+            for listed in await self._outbox.list_retryable(limit):
+                try:
+                    record = _record(listed)
+                    key, until = repr(record.id), record.claimed_until
+                except Exception as error:  # somebody's record; the others are none the worse for it
+                    self._told("outbox listed what is no record", error)
+                    continue
+                left_s = until - time.time() if isinstance(until, (int, float)) else math.inf
+                if key not in self._under_way and key not in self._ended:
+                    waiting[key] = record, time.monotonic() + left_s
+        except Exception as error:  # somebody's outbox
+            self._told("outbox list_retryable failed", error)
+        finally:
+            self._listings -= 1
+            if not self._listings:
+                self._ended.clear()
+        self._under_way.update(waiting)
+        return waiting
+
+    def _own(self) -> set[str]:
+        """The keys under way in this process: after a fork none of the parent's are."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._under_way, self._ended, self._listings = set(), set(), 0
+        return self._under_way
+
+    def _end(self, key: str) -> None:
+        self._under_way.discard(key)
+        if self._listings:
+            self._ended.add(key)
+
+    async def _deliver(self, row_id: Any, body: Any, tool_name: str) -> Answer:
+        answer = await self._send(REPORT_PATH, body)
+        mark = "mark_delivered" if answer.delivered else "mark_failed"
+        try:
+            if answer.delivered:
+                await self._outbox.mark_delivered(row_id)
+            else:
+                await self._outbox.mark_failed(row_id, Failure(answer.error or "", answer.status, answer.retry_after))
+        except Exception as error:  # somebody's outbox; a report that is sent twice is better than none
+            self._told(f"outbox {mark} failed, the report stays to be sent", error)
+        if not answer.delivered:
+            self._warn_undelivered(f'report for "{tool_name}" not delivered', answer)
+        return answer
+
+    async def _send(self, path: str, body: object) -> Answer:
+        if self._problem is not None:
+            return Answer(None, self._problem)
+        answers: list[Answer] = []
+        is_answered = threading.Event()
+
+        def done(answer: Answer) -> None:
+            answers.append(answer)
+            is_answered.set()
+
+        config, content = self.config, body if isinstance(body, bytes) else encode(body)
+        exchange = start_exchange(
+            config.base_url + path, content, api_key=config.api_key, timeout_s=config.timeout_s, done=done
+        )
+        try:
+            await _in_thread(is_answered.wait)
+        finally:
+            exchange.cancel()
+            is_answered.set()  # the thread that waits is abandoned, not ended, when we are cancelled
+        return answers[0]
+
+    def _warn_undelivered(self, what: str, answer: Answer) -> None:
+        if self._problem is None:  # which was told when the reporter was made
+            self._warn(f"{what}: {answer.error}")
+
+    def _told(self, what: str, error: Exception) -> str:
+        """What went wrong and how, once it was warned of."""
+        try:
+            shown = repr(error)
+        except Exception:  # somebody's exception
+            shown = type(error).__name__
+        message = _plain(f"{what}: {shown}", self.config.api_key)
+        self._warn(message)
+        return message
+
+    def _warn(self, message: str) -> None:
+        _tell(self._on_warn, f"checkpoint reporter: {_plain(message, self.config.api_key)}")
+
+
+def create_checkpoint_reporter(
+    *,
+    api_key: str,
+    server_did: str,
+    server_url: str,
+    display_name: str | None = None,
+    sdk: Mapping[str, str] | None = None,
+    base_url: str | None = DEFAULT_BASE_URL,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    outbox: Outbox | None = None,
+    on_warn: Warn | None = None,
+) -> CheckpointReporter:
+    """A reporter for one MCP server; see Config for the values. Never raises: what is not usable is warned of.
+
+    `on_warn` gets one line per trouble, from the event loop's thread or one of ours; without it they are logged by
+    `checkpoint.reporter`. Without an outbox reports wait in memory.
+    """
+    config = Config(
+        api_key=api_key,
+        server_did=server_did,
+        server_url=server_url,
+        display_name=display_name,
+        sdk=sdk,
+        base_url=base_url,  # type: ignore[arg-type]  # None is the default there too
+        timeout_s=timeout_s,
+    )
+    store = MemoryOutbox() if outbox is None else outbox
+    reporter = CheckpointReporter(config, store, on_warn if callable(on_warn) else None)
+    if reporter._problem is not None:
+        reporter._warn(f"nothing will be sent: {reporter._problem}")
+    with contextlib.suppress(Exception):  # of somebody's outbox, asked for its class
+        if isinstance(store, (MemoryOutbox, SqliteOutbox)) and store.on_warn is None:
+            store.on_warn = reporter._warn
+        if isinstance(store, SqliteOutbox) and store.visibility_timeout_s <= config.timeout_s:
+            reporter._warn("nothing will be sent: the outbox's visibility_timeout_s is not above timeout_s")
+    return reporter
+
+
+# --------------------------------------------------------------------------------------------------------- outboxes
 
 
 def _tell_dropped(on_warn: Warn | None, before: int, dropped: int) -> None:
@@ -1263,308 +1571,3 @@ def _before_fork() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_files.release, after_in_child=_files.release)
-
-
-async def _in_thread(function: Callable[..., T], *args: Any) -> T:
-    """Runs what blocks beside the event loop. A cancelled caller leaves at once; the function then ends unwatched."""
-    import anyio
-    import anyio.to_thread
-
-    # A limiter of its own: the host's is for the host's threads.
-    return await anyio.to_thread.run_sync(
-        partial(function, *args), abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1)
-    )
-
-
-# --------------------------------------------------------------------------------------------------------- reporter
-
-
-class Registration(NamedTuple):
-    """What became of a registration; `tool_count` is how many tools were published with it."""
-
-    registered: bool
-    created: bool = False  # the endpoint did not know the server before
-    tool_count: int = 0
-    reason: str | None = None  # why it is not registered
-
-
-class Delivery(NamedTuple):
-    """What became of a report now; one that is not delivered waits in the outbox, if that could take it."""
-
-    delivered: bool
-    status: int | None = None
-    error: str | None = None
-
-
-class Flush(NamedTuple):
-    """How many waiting reports were delivered and how many were tried in vain."""
-
-    delivered: int
-    failed: int
-
-
-class CheckpointReporter:
-    """Registers one MCP server and reports its calls. Nothing raises but the caller's own cancellation."""
-
-    def __init__(self, config: Config, outbox: Outbox, on_warn: Warn | None) -> None:
-        self.config = config
-        self._outbox = outbox
-        self._on_warn = on_warn
-        self._problem = _unusable(config.base_url, config.api_key)
-        self._is_outbox_lost = False
-        self._pid = os.getpid()
-        self._under_way: set[str] = set()  # ids of rows that are being delivered
-        self._listings = 0  # under way
-        self._ended: set[str] = (
-            set()
-        )  # ids whose delivery ended while a listing was under way, which may still show them
-
-    async def register_server(self, tools: Iterable[Mapping[str, Any]] | None = None) -> Registration:
-        """Claims the server's DID and publishes `tools`, unless None; see `build_registration_body`. Idempotent."""
-        try:
-            return await self._register(tools)
-        except Exception as error:  # none is known; but nothing raises here
-            return Registration(False, reason=self._told("not registered", error))
-
-    async def _register(self, tools: object) -> Registration:
-        body = build_registration_body(self.config, tools)
-        if tools is not None and "tools" not in body:
-            self._warn("tools is no list of mappings, each with a name, that JSON can hold; the stored catalog stays")
-        answer = await self._send(REGISTER_PATH, body)
-        if not answer.delivered:
-            self._warn_undelivered("registration failed", answer)
-            return Registration(False, reason=answer.error)
-        try:
-            created = json.loads(answer.body)["created"] is True
-        except (ValueError, TypeError, LookupError, RecursionError):
-            created = False
-        return Registration(True, created, len(body.get("tools", ())))
-
-    async def report_tool_call(
-        self,
-        *,
-        tool_name: str,
-        action: str,
-        reason: str,
-        capability: str | None = None,
-        agent_did: str | None = None,
-        agent_label: str | None = None,
-        principal_did: str | None = None,
-        stages: Iterable[Mapping[str, Any]] = (),
-        signals: Iterable[Mapping[str, Any]] = (),
-        context: Mapping[str, Any] | None = None,
-    ) -> Delivery:
-        """Stores a report and tries to deliver it once. Never a call's arguments or results: nobody asks for them.
-
-        `action` is permit, challenge or block. A stage has `name`, `verdict` (pass, fail or skip) and `latency_micros`,
-        a signal `kind` and `value`, the context `user_agent`, `ip_address`, `path`, `url` and `method`. An outbox that
-        fails makes this a direct delivery.
-        """
-        report = {
-            "tool_name": tool_name,
-            "action": action,
-            "reason": reason,
-            "capability": capability,
-            "agent_did": agent_did,
-            "agent_label": agent_label,
-            "principal_did": principal_did,
-            "stages": stages,
-            "signals": signals,
-            "context": context,
-        }
-        try:
-            return await self._report(build_detection_body(self.config, report), _text(tool_name))
-        except Exception as error:  # none is known; but nothing raises here
-            return Delivery(False, None, self._told("not reported", error))
-
-    async def _report(self, body: dict[str, Any], name: str) -> Delivery:
-        outbox, began = self._outbox, time.monotonic()
-        deadline = began + outbox.visibility_timeout_s if isinstance(outbox, SqliteOutbox) else math.inf
-        try:
-            if isinstance(outbox, SqliteOutbox):
-                row_id: Any = await outbox.enqueue(body=body, tool_name=name, base_url=self.config.base_url)
-            else:
-                row_id = await outbox.enqueue(body=body, tool_name=name)
-            key = repr(row_id)
-        except Exception as error:  # somebody's outbox
-            if not self._is_outbox_lost:
-                self._told("outbox enqueue failed, delivering directly", error)
-            self._is_outbox_lost = isinstance(outbox, SqliteOutbox)  # said once, until it works again
-            answer = await self._send(REPORT_PATH, body)
-            return Delivery(answer.delivered, answer.status, answer.error)
-        self._is_outbox_lost = False
-        if key in self._own():
-            return Delivery(False, None, "a flush is delivering it")
-        if deadline - time.monotonic() < self.config.timeout_s:
-            return Delivery(False, None, "waiting: its claim leaves less than timeout_s")
-        self._under_way.add(key)
-        try:
-            answer = await self._deliver(row_id, body, name)
-        finally:
-            self._end(key)
-        return Delivery(answer.delivered, answer.status, answer.error)
-
-    async def flush(self, limit: int = FLUSH_LIMIT) -> Flush:
-        """Tries the reports that the outbox lists, at once and one after the other; skips those under way here.
-
-        None is sent with less than `timeout_s` of its claim left. Where rows are claimed, a fault of the connection
-        ends the sweep, and so does an endpoint that asks for time: the rows behind would fare alike, and meanwhile
-        their claims would run out.
-        """
-        try:
-            return await self._flush(limit if isinstance(limit, int) and limit >= 0 else FLUSH_LIMIT)
-        except Exception as error:  # none is known; but nothing raises here
-            self._told("flush failed", error)
-            return Flush(0, 0)
-
-    async def _flush(self, limit: int) -> Flush:
-        delivered = failed = 0
-        waiting = await self._list(limit)
-        try:
-            while waiting:
-                key, (record, deadline) = next(iter(waiting.items()))
-                if deadline - time.monotonic() < self.config.timeout_s:
-                    break
-                try:
-                    answer = await self._deliver(record.id, record.body, record.tool_name)
-                finally:
-                    del waiting[key]
-                    self._end(key)
-                delivered += answer.delivered
-                failed += not answer.delivered
-                if deadline < math.inf and (answer.status is None or answer.retry_after is not None):
-                    break
-            if waiting and isinstance(self._outbox, SqliteOutbox):
-                with contextlib.suppress(Exception):  # the claims end anyway
-                    await self._outbox.release([record.id for record, _ in waiting.values()])
-        finally:
-            for key in waiting:
-                self._end(key)
-        return Flush(delivered, failed)
-
-    async def _list(self, limit: int) -> dict[str, tuple[OutboxRecord, float]]:
-        """What the outbox lists, by key, but for what is under way here; now marked as such; with the claim's end."""
-        self._own()
-        self._listings += 1
-        waiting: dict[str, tuple[OutboxRecord, float]] = {}
-        try:
-            for listed in await self._outbox.list_retryable(limit):
-                try:
-                    record = _record(listed)
-                    key, until = repr(record.id), record.claimed_until
-                except Exception as error:  # somebody's record; the others are none the worse for it
-                    self._told("outbox listed what is no record", error)
-                    continue
-                left_s = until - time.time() if isinstance(until, (int, float)) else math.inf
-                if key not in self._under_way and key not in self._ended:
-                    waiting[key] = record, time.monotonic() + left_s
-        except Exception as error:  # somebody's outbox
-            self._told("outbox list_retryable failed", error)
-        finally:
-            self._listings -= 1
-            if not self._listings:
-                self._ended.clear()
-        self._under_way.update(waiting)
-        return waiting
-
-    def _own(self) -> set[str]:
-        """The keys under way in this process: after a fork none of the parent's are."""
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._under_way, self._ended, self._listings = set(), set(), 0
-        return self._under_way
-
-    def _end(self, key: str) -> None:
-        self._under_way.discard(key)
-        if self._listings:
-            self._ended.add(key)
-
-    async def _deliver(self, row_id: Any, body: Any, tool_name: str) -> Answer:
-        answer = await self._send(REPORT_PATH, body)
-        mark = "mark_delivered" if answer.delivered else "mark_failed"
-        try:
-            if answer.delivered:
-                await self._outbox.mark_delivered(row_id)
-            else:
-                await self._outbox.mark_failed(row_id, Failure(answer.error or "", answer.status, answer.retry_after))
-        except Exception as error:  # somebody's outbox; a report that is sent twice is better than none
-            self._told(f"outbox {mark} failed, the report stays to be sent", error)
-        if not answer.delivered:
-            self._warn_undelivered(f'report for "{tool_name}" not delivered', answer)
-        return answer
-
-    async def _send(self, path: str, body: object) -> Answer:
-        if self._problem is not None:
-            return Answer(None, self._problem)
-        answers: list[Answer] = []
-        is_answered = threading.Event()
-
-        def done(answer: Answer) -> None:
-            answers.append(answer)
-            is_answered.set()
-
-        config, content = self.config, body if isinstance(body, bytes) else encode(body)
-        exchange = start_exchange(
-            config.base_url + path, content, api_key=config.api_key, timeout_s=config.timeout_s, done=done
-        )
-        try:
-            await _in_thread(is_answered.wait)
-        finally:
-            exchange.cancel()
-            is_answered.set()  # the thread that waits is abandoned, not ended, when we are cancelled
-        return answers[0]
-
-    def _warn_undelivered(self, what: str, answer: Answer) -> None:
-        if self._problem is None:  # which was told when the reporter was made
-            self._warn(f"{what}: {answer.error}")
-
-    def _told(self, what: str, error: Exception) -> str:
-        """What went wrong and how, once it was warned of."""
-        try:
-            shown = repr(error)
-        except Exception:  # somebody's exception
-            shown = type(error).__name__
-        message = _plain(f"{what}: {shown}", self.config.api_key)
-        self._warn(message)
-        return message
-
-    def _warn(self, message: str) -> None:
-        _tell(self._on_warn, f"checkpoint reporter: {_plain(message, self.config.api_key)}")
-
-
-def create_checkpoint_reporter(
-    *,
-    api_key: str,
-    server_did: str,
-    server_url: str,
-    display_name: str | None = None,
-    sdk: Mapping[str, str] | None = None,
-    base_url: str | None = DEFAULT_BASE_URL,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-    outbox: Outbox | None = None,
-    on_warn: Warn | None = None,
-) -> CheckpointReporter:
-    """A reporter for one MCP server; see Config for the values. Never raises: what is not usable is warned of.
-
-    `on_warn` gets one line per trouble, from the event loop's thread or one of ours; without it they are logged by
-    `checkpoint.reporter`. Without an outbox reports wait in memory.
-    """
-    config = Config(
-        api_key=api_key,
-        server_did=server_did,
-        server_url=server_url,
-        display_name=display_name,
-        sdk=sdk,
-        base_url=base_url,  # type: ignore[arg-type]  # None is the default there too
-        timeout_s=timeout_s,
-    )
-    store = MemoryOutbox() if outbox is None else outbox
-    reporter = CheckpointReporter(config, store, on_warn if callable(on_warn) else None)
-    if reporter._problem is not None:
-        reporter._warn(f"nothing will be sent: {reporter._problem}")
-    with contextlib.suppress(Exception):  # of somebody's outbox, asked for its class
-        if isinstance(store, (MemoryOutbox, SqliteOutbox)) and store.on_warn is None:
-            store.on_warn = reporter._warn
-        if isinstance(store, SqliteOutbox) and store.visibility_timeout_s <= config.timeout_s:
-            reporter._warn("nothing will be sent: the outbox's visibility_timeout_s is not above timeout_s")
-    return reporter
