@@ -412,7 +412,7 @@ def nested(depth: int) -> Any:
         [{"name": f"t{number}", "description": "d"} for number in range(50_000)],
         ({"name": "t"} for _ in itertools.count()),
     ],
-    ids=lambda tools: f"{str(tools)[:40]}",
+    ids=["null", "none", "blank", "number", "hostile", "deep", "infinite", "long", "wide", "many", "endless"],
 )
 def test_a_catalog_that_cannot_be_said_whole_is_not_published(tools: Any, told: Told) -> None:
     with Endpoint(reply(200)) as endpoint:
