@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, assert_never
+from typing import Any, assert_never
 
 import wire
 from branches import Fork
@@ -22,6 +22,7 @@ from reports import Reports
 from settings import Settings
 from states import (
     MAX_SEQUENCE,
+    REDACTED_ARGUMENTS,
     Action,
     Answered,
     Cause,
@@ -39,8 +40,6 @@ from turn import RETRY_S, WAIT_S, Handle, Scheduler, Slot, Turn
 from workflows import Decision, Workflows
 
 _log = logging.getLogger("checkpoint.calls")
-
-REDACTED_ARGUMENTS: Final = b'{"checkpoint_redacted":true}'
 
 
 @dataclass(slots=True, eq=False)

@@ -307,7 +307,7 @@ class Relay:
             self._questions.answered(part)
             if part.method is not None and part.id is not None:
                 self._open[part.id] = part
-        if not self._handshake.reads(message, line):
+        if not (self._to_upstream.lets_by(message, line) or self._handshake.reads(message, line)):
             self._up.send(line)
         self._follow(message)
 
@@ -362,7 +362,10 @@ class Relay:
     def _is_refused(self, read: wire.Upstream) -> bool:
         """Whether a line asks under an id that downstream may still answer to a process that is gone: it is refused."""
         ids = [identity for _, identity in read.methods if identity is not None]
-        if not self._settings.restarts_upstream or self._questions.may_ask(ids):
+        if not self._settings.restarts_upstream:
+            return False
+        if self._questions.may_ask(ids):
+            self._questions.withdrawn(read.cancels)
             return False
         _log.warning("a question of upstream's was refused: its id is that of an open one of an upstream that is gone")
         for identity in ids:

@@ -31,6 +31,10 @@ class Status(StrEnum):
 VOID: Final = frozenset({Status.NOT_SENT, Status.NOT_EXECUTED})
 
 
+VOID_SQL: Final = "('" + "', '".join(sorted(VOID)) + "')"
+REDACTED_ARGUMENTS: Final = b'{"checkpoint_redacted":true}'  # stands for arguments that are not to be stored
+
+
 class Action(StrEnum):
     """What to do with a call whose place is known."""
 

@@ -19,7 +19,7 @@ FORMAT: Final = 1  # user_version
 
 # Dispatch and outcome are facts that are only ever appended; what a call's status is follows from them in one place,
 # the view `attempts`. A row is written once: nothing is rewritten when a call ends.
-_DDL: Final = """
+DDL: Final = """
 CREATE TABLE journal (
     workflow_id TEXT NOT NULL,
     created_at INTEGER NOT NULL
@@ -279,7 +279,7 @@ class Files:
             database.execute("PRAGMA synchronous = OFF")  # a draft is synced once, as a whole
             database.execute("PRAGMA journal_mode = MEMORY")
             # Stamped before WAL is switched on: a database in WAL mode with no stamp would be a stranger's.
-            database.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{_DDL}")
+            database.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{DDL}")
             database.execute("INSERT INTO journal (workflow_id, created_at) VALUES (?, ?)", (workflow_id, now_ms))
             database.execute("PRAGMA journal_mode = WAL")
         sync(draft)

@@ -27,9 +27,9 @@ PICTURE: Final = {
     "settle": {
         *("console", "processes", "reader", "records", "refusals", "render", "states", "storage", "wire", "writing"),
     },
-    "prune": {"branches", "reader", "render", "states", "storage", "writing"},
+    "prune": {"branches", "render", "states", "storage", "writing"},
     "writing": {"processes", "reader", "render", "storage"},
-    "verify": {"branches", "reader", "render", "storage", "wire"},
+    "verify": {"branches", "reader", "render", "states", "storage", "wire"},
     "console": {"branches", "doubt", "processes", "reader", "render", "states", "storage", "wire"},
     "doubt": {"reader", "render", "states"},
     "reader": {"branches", "processes", "render", "states", "storage"},
