@@ -6,6 +6,7 @@ A client closes our stdin, sends SIGTERM two seconds later and SIGKILL two secon
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -14,6 +15,7 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -42,6 +44,8 @@ from support import (
     upstream_words,
     watches_stdin,
 )
+
+from storage import kind_if_not_local
 
 # What a client gives us after it closed our stdin and before it kills us; the machine may be busy, so tests that count
 # time count it against the kill.
@@ -167,6 +171,43 @@ def test_a_journal_that_cannot_be_written_is_exit_4_before_upstream_hears_anythi
         place.chmod(0o755)
     assert journal.read_bytes() == before
     assert not Path(f"{ledger}.heard").exists()
+
+
+@pytest.fixture
+def fuse(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is another one, seen through FUSE."""
+    (tmp_path / "behind").mkdir()
+    (tmp_path / "fuse").mkdir()
+    words = ["bindfs", str(tmp_path / "behind"), str(tmp_path / "fuse")]
+    if shutil.which("bindfs") is None or subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        pytest.skip("bindfs is not installed or may not mount: a journal behind FUSE was not tried")
+    yield tmp_path / "fuse"
+    unmount = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
+    subprocess.run([*unmount, tmp_path / "fuse"], check=True)
+
+
+def test_a_journal_behind_fuse_is_warned_of_and_whole_after_a_kill(fuse: Path, ledger: Path) -> None:
+    """JF-10: whether such a file system keeps what it was told to sync is not ours to know."""
+    journal = fuse / "j.db"
+    with relay(journal, ledger) as client:
+        assert f"{fuse}, which is mounted as fuse" in client.stderr_text()
+        for n in range(1, 101):
+            client.call("append", {"n": n}, seq=n)
+        client.kill()
+    with relay(journal, ledger) as client:
+        assert [text_of(client.call("append", {"n": n}, seq=n)) for n in (1, 100)] == ["effect 1", "effect 100"]
+        assert client.finish() == 0
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert len(ledger_lines(ledger)) == 100
+
+
+def test_a_journal_on_a_local_disk_is_not_warned_of(journal: Path, ledger: Path) -> None:
+    if kind_if_not_local(str(journal.parent)) is not None:
+        pytest.skip("the tests run on a disk that is not local")
+    with relay(journal, ledger) as client:
+        assert client.finish() == 0
+        assert client.stderr_text() == ""
 
 
 def test_an_upstream_that_cannot_be_started_is_exit_5_and_named(tmp_path: Path) -> None:
