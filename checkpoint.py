@@ -424,6 +424,8 @@ def _supervisor(
     from turn import CrashDrill
 
     _set_up_logging(args.log_level)
+    if journal is not None:
+        _warn_if_not_local(journal.path)
     settings = Settings(
         name=args.name,
         version=args.version,
@@ -450,6 +452,22 @@ def _supervisor(
         restarts=args.restart_upstream or 0,
         report_to=report_to,
     )
+
+
+def _warn_if_not_local(journal_path: str) -> None:
+    from storage import kind_if_not_local
+
+    folder = os.path.dirname(os.path.realpath(journal_path))
+    kind = kind_if_not_local(folder)
+    if kind is not None:
+        import logging
+
+        logging.getLogger("checkpoint").warning(
+            "the journal is in %s, which is mounted as %s: a file system like that can lose or damage it, and with it "
+            "the promise that nothing runs twice; put it on a local disk",
+            folder,
+            kind,
+        )
 
 
 def _upstream_words(args: argparse.Namespace) -> list[str]:

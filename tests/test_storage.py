@@ -250,6 +250,26 @@ def test_a_file_whose_name_is_no_text_and_full_of_marks_can_be_a_journal(folder:
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("ext4", None), ("overlay", None), ("tmpfs", None), ("nfs4", "nfs4"), ("fuse.sshfs", "fuse.sshfs"), ("9p", "9p")],
+)
+def test_a_file_system_that_is_not_local_is_known_by_the_folders_device(
+    tmp_path: Path, kind: str, found: str | None
+) -> None:
+    """JF-10: as the system lists it, with a source and a mount point that hold all kinds of text."""
+    device = os.stat(tmp_path).st_dev
+    here = f"{os.major(device)}:{os.minor(device)}"
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"20 1 0:99999 / /other rw - nfs other:{here} rw\n"
+        f"21 1 {here} / /a\\040b rw,noatime shared:1 master:2 - {kind} user@host:/ü - nfs rw\n"
+    )
+    assert storage.kind_if_not_local(str(tmp_path), str(mounts)) == found
+    assert storage.kind_if_not_local(str(tmp_path / "nowhere"), str(mounts)) is None
+    assert storage.kind_if_not_local(str(tmp_path), str(tmp_path / "no list")) is None
+
+
 # ------------------------------------------------------------------------------------------------------------- damage
 
 
