@@ -497,10 +497,14 @@ class Journal:
 
     def _insert_report(self, database: sqlite3.Connection, report: ReportQueued) -> None:
         database.execute(
-            "INSERT OR IGNORE INTO reports (id, base_url, tool_name, queued_at, due_at, body)"
-            " VALUES (coalesce(?1, (SELECT min(0, coalesce(min(id), 0)) - 1 FROM reports)), ?2, ?3, ?4, ?4, ?5)",
-            (report.dispatch, report.base_url, report.tool_name, report.at_ms, report.body),
-        )
+            "INSERT OR IGNORE INTO reports (id, base_url, tool_name, queued_at, attempts, due_at, body)"
+            " VALUES (coalesce(?1, (SELECT min(0, coalesce(min(id), 0)) - 1 FROM reports)), ?2, ?3, ?4, ?5,"
+            " coalesce(?6, ?4), ?7)",
+            (
+                report.dispatch, report.base_url, report.tool_name, report.at_ms, report.attempts, report.due_at,
+                report.body,
+            ),
+        )  # fmt: skip
 
     def _close_doubts(self, database: sqlite3.Connection, facts: Sequence[Fact]) -> None:
         """Puts on record that answers have come after all."""

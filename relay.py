@@ -413,7 +413,7 @@ class Relay:
         is_taken = False
         for answer in answers:
             if self._reports is not None:
-                self._reports.answered(answer)
+                self._reports.answered(answer, is_stdin_closed=self.is_upstream_stdin_closed)
             if (request := self._open.pop(answer.id, None)) is not None:
                 self._handshake.answered(answer)
                 self._learn(request, answer)

@@ -257,6 +257,8 @@ class ReportQueued:
     tool_name: str
     body: bytes
     at_ms: int
+    attempts: int = 0  # that the endpoint has answered
+    due_at: int | None = None  # epoch ms; None: now
 
 
 @dataclass(frozen=True, slots=True)
