@@ -17,10 +17,11 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PICTURE: Final = {
     "__main__": {"checkpoint", "session"},
     "checkpoint": {
-        *("demo", "session", "supervisor", "upstream", "streams", "settings", "locate"),
+        *("arguments", "demo", "session", "supervisor", "upstream", "streams", "settings", "locate"),
         *("turn", "refusals", "places", "journal", "storage", "branches", "reporter"),
-        *("commands", "console", "reader", "reporting", "queues"),
+        *("commands", "console", "reader", "queues"),
     },
+    "arguments": {"commands", "reporting"},
     "reporting": {"queues"},
     "queues": {"reader", "records", "render", "reporter", "storage", "writing"},
     "commands": {"console", "prune", "reader", "render", "settle", "states", "verify"},
