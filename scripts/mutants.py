@@ -29,7 +29,7 @@ COPIED: Final = ("*.py", "pyproject.toml", "tests", "scripts", "README.md", "AGE
 DEADLINE_S: Final = 300
 # Of each mutant, the tests that must fail, the quickest first.
 TESTS: Final = {
-    "states.py": ("tests/test_journal.py",),
+    "states.py": ("tests/test_journal.py", "tests/test_readme.py"),
     "turn.py": ("tests/test_turn.py", "tests/test_relay.py", "tests/test_calls.py", "tests/test_crash.py"),
     "storage.py": ("tests/test_storage.py",),
     "journal.py": ("tests/test_storage.py",),
