@@ -13,7 +13,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -292,10 +292,10 @@ def bare_memory_bytes() -> float | None:
 class Stand:
     """Starts what is compared, each time with files of its own; `left_out` says what cannot be compared here."""
 
-    def __init__(self, folder: Path, *, installs: bool) -> None:
+    def __init__(self, folder: Path, *, without: Collection[str], installs: bool) -> None:
         self._folder = folder
         self._files = 0
-        self.left_out: dict[str, str] = {}
+        self.left_out = dict.fromkeys(without, "--without")
         self._commands = {
             DIRECT: [],
             COPY: self._compile(),
@@ -303,15 +303,15 @@ class Stand:
             FASTMCP: [str(FASTMCP_VENV / "bin" / "python"), "-c", _FASTMCP_PROXY],
             PASS: [*_RELAY, "--"],
         }
-        if importlib.util.find_spec("mcp") is None:
+        if SDK not in without and importlib.util.find_spec("mcp") is None:
             self.left_out[SDK] = "this Python has no mcp; scripts/install test, then start with .venv/bin/python"
-        if why := _fastmcp_is_missing(installs=installs):
+        if FASTMCP not in without and (why := _fastmcp_is_missing(installs=installs)):
             self.left_out[FASTMCP] = why
 
     def _compile(self) -> list[str]:
         compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
         if compiler is None:
-            self.left_out[COPY] = "there is no C compiler"
+            self.left_out.setdefault(COPY, "there is no C compiler")
             return []
         source, program = self._folder / "copy.c", self._folder / "copy"
         source.write_text(_COPY_SOURCE, "ascii")
