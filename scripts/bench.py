@@ -360,7 +360,7 @@ def print_all(run: Run, parts: Sequence[str]) -> None:
         print(f"Left out: {name} ({why}).")
     if run.stand.left_out:
         print()
-    print_targets(run.samples)
+    print_targets(run.samples, parts)
 
 
 def print_json(run: Run, parts: Sequence[str], facts: Mapping[str, Any]) -> None:
@@ -370,7 +370,7 @@ def print_json(run: Run, parts: Sequence[str], facts: Mapping[str, Any]) -> None
         "parts": {
             part: {"unit": TABLES[part].unit.name, "subjects": list(subject_rows(run.samples, part))} for part in parts
         },
-        "targets": list(target_rows(run.samples)),
+        "targets": list(target_rows(run.samples, parts)),
     }
     print(json.dumps({**facts, **found}, indent=2))
 
@@ -384,7 +384,7 @@ def bench(args: argparse.Namespace, parts: Sequence[str]) -> None:
         described = machine(Path(name))
         if not args.json:
             print(f"{args.plan} run, seed {seed}\n{described}\n", flush=True)
-        stand = Stand(Path(name), without=args.without, installs=args.plan == "full")
+        stand = Stand(Path(name), without=args.without, is_full=args.plan == "full")
         run = Run(stand, PLANS[args.plan], seed)
         for part in parts:
             PARTS[part](run, part)

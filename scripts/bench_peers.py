@@ -292,7 +292,7 @@ def bare_memory_bytes() -> float | None:
 class Stand:
     """Starts what is compared, each time with files of its own; `left_out` says what cannot be compared here."""
 
-    def __init__(self, folder: Path, *, without: Collection[str], installs: bool) -> None:
+    def __init__(self, folder: Path, *, without: Collection[str], is_full: bool) -> None:
         self._folder = folder
         self._files = 0
         self.left_out = dict.fromkeys(without, "--without")
@@ -305,7 +305,7 @@ class Stand:
         }
         if SDK not in without and importlib.util.find_spec("mcp") is None:
             self.left_out[SDK] = "this Python has no mcp; scripts/install test, then start with .venv/bin/python"
-        if FASTMCP not in without and (why := _fastmcp_is_missing(installs=installs)):
+        if FASTMCP not in without and (why := _fastmcp_is_missing(is_wanted=is_full)):
             self.left_out[FASTMCP] = why
 
     def _compile(self) -> list[str]:
@@ -339,13 +339,13 @@ class Stand:
         return Peer(name, [*_RELAY, *flags, "--", *_SERVER_COMMAND], self._folder / "stderr", environment)
 
 
-def _fastmcp_is_missing(*, installs: bool) -> str:
-    """Why there is no fastmcp, or ""; installs it first where that is wanted."""
+def _fastmcp_is_missing(*, is_wanted: bool) -> str:
+    """Why there is no fastmcp, or ""; installs it first."""
+    if not is_wanted:
+        return "it takes its time; --full measures it"
     stamp = FASTMCP_VENV / "installed"
     if stamp.exists():
         return ""
-    if not installs:
-        return "not installed; --full installs it into .venv/bench"
     print("bench.py: pip installs fastmcp into .venv/bench", file=sys.stderr, flush=True)
     python = str(FASTMCP_VENV / "bin" / "python")
     for command in (
