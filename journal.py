@@ -464,10 +464,10 @@ class Journal:
                     "INSERT INTO forks (root, branch, parent, sequence, forked_at) VALUES (?, ?, ?, ?, ?)",
                     (root_of(fork.branch), *fork, at_ms),
                 )
-            case Delivered(entry):
+            case Delivered(dispatch):
                 # Since it was replayed, its row may have been pruned.
                 database.execute(
-                    "INSERT OR IGNORE INTO deliveries (dispatch) SELECT id FROM dispatches WHERE id = ?", (entry.id,)
+                    "INSERT OR IGNORE INTO deliveries (dispatch) SELECT id FROM dispatches WHERE id = ?", (dispatch,)
                 )
             case TaskEnded(entry, method, at_ms, result, error):
                 database.execute(

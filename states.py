@@ -227,7 +227,7 @@ class Forked:
 class Delivered:
     """The client has read the answer to a call. Worth no sync of its own: a lost mark means one more replay."""
 
-    entry: Entry
+    dispatch: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -383,6 +383,9 @@ def _plain(number: _Number) -> int | list[Any]:
 _encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, default=_plain)
 
 
+_HASHED_AT_ONCE: Final = 1 << 18  # characters
+
+
 def canonical(value: Any) -> str:
     """One ASCII text for all spellings of a parsed value: keys sorted, no white space, one form for each number.
 
@@ -400,7 +403,10 @@ def signature(tool: str, arguments: Any) -> str:
     """SHA-256 over tool name and canonical arguments; absent, null and {} are one."""
     import hashlib  # the session server never gets here, and its clients wait for its start
 
-    return hashlib.sha256(canonical([tool, {} if arguments is None else arguments]).encode("ascii")).hexdigest()
+    text, digest = canonical([tool, {} if arguments is None else arguments]), hashlib.sha256()
+    for start in range(0, len(text), _HASHED_AT_ONCE):  # a long one need not be in memory twice
+        digest.update(text[start : start + _HASHED_AT_ONCE].encode("ascii"))
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- downstream
