@@ -20,7 +20,6 @@ from places import Pin, PinError, read_pin
 from refusals import Reason, Refusals
 from settings import Settings
 from states import (
-    MAX_SEQUENCE,
     Action,
     Answered,
     Cause,
@@ -277,9 +276,6 @@ class Calls:
     def _act(self, request: _Request, ask: Ask, decision: Decision) -> bool:
         """Does what was decided; whether the call is answered or under way then, and not refused."""
         entry = decision.place.entry
-        if decision.place.sequence > MAX_SEQUENCE:
-            self._refuse(request, Reason.INVALID_META, why="the workflow's last row has the highest sequence there is")
-            return False
         if decision.action is Action.PROCEED:
             self._dispatch(request, ask, decision)
             return True

@@ -125,7 +125,9 @@ def test_a_pin_may_name_another_workflow_and_places_are_counted_in_each(bench: B
 
 def test_a_new_call_behind_the_highest_sequence_is_refused(bench: Bench) -> None:
     bench.call(call(1, seq=MAX_SEQUENCE), result(1))
-    assert bench.error(call(2))["code"] == -32602
+    error = bench.error(call(2))
+    assert error["facts"]["reason"] == "journal_unavailable", "its pin is not at fault: it has none"
+    assert f"no place after {MAX_SEQUENCE}; use another workflow" in error["message"]
     bench.call(call(3, seq=5), result(3))
     assert bench.relay.is_idle
 
