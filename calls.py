@@ -241,8 +241,10 @@ class Calls:
             self._pass_by(request)  # and the cursor stays
             return
         decision = self._trusting(ask, self._workflows.decide(ask, workflow_id, self._given_up))
-        is_taken = self._act(request, ask, decision)
-        self._workflows.went(ask, workflow_id, decision, is_taken=is_taken)
+        if decision.action is Action.PROCEED:
+            self._dispatch(request, ask, decision)  # it happens when its row is on disk
+        else:
+            self._workflows.happened(ask, decision, is_refused=not self._act(request, decision))
 
     def _given_up(self) -> list[Entry]:
         """The calls that upstream may still answer though nobody waits for them."""
@@ -273,12 +275,9 @@ class Calls:
 
     # ---------------------------------------------------------------------------------------------- what a place means
 
-    def _act(self, request: _Request, ask: Ask, decision: Decision) -> bool:
-        """Does what was decided; whether the call is answered or under way then, and not refused."""
+    def _act(self, request: _Request, decision: Decision) -> bool:
+        """Answers a call from the journal, or refuses it; whether it is answered then, or will be."""
         entry = decision.place.entry
-        if decision.action is Action.PROCEED:
-            self._dispatch(request, ask, decision)
-            return True
         assert entry is not None  # every other action speaks of a row
         match decision.action:
             case Action.JOIN:
@@ -294,6 +293,8 @@ class Calls:
                 self._refuse(request, Reason.DIVERGED, entry=entry, why="its row was pruned")
             case Action.DIVERGE:
                 self._diverge(request, entry)
+            case Action.PROCEED:
+                raise AssertionError("a call that proceeds is dispatched")
             case _:
                 assert_never(decision.action)
         return False
@@ -314,6 +315,7 @@ class Calls:
         def leave(slot: Slot) -> None:
             if flight is self._beginning:
                 self._beginning = None
+            self._workflows.happened(ask, decision)
             slot.fill(request.line)
             if not self._settings.restarts_upstream:
                 request.line = b""  # it may be large, and its answer far away
@@ -394,10 +396,10 @@ class Calls:
         """Forgets a call that was not dispatched, and refuses it to whoever waits."""
         self._turn.withdraw(flight.entry)
         self._journal.withdraw(flight.entry)
+        self._workflows.withdrawn(flight.entry)
         if flight.fork is not None:
             self._beginning = None
             self._journal.withdraw_fork(flight.fork)
-            self._workflows.withdraw(flight.fork)
         for request in self._release(flight):
             self._refuse(request, reason, entry=replace(flight.entry, status=Status.NOT_SENT), why=why)
 
@@ -517,10 +519,13 @@ class Calls:
         """Answers whoever waits for a call that is over, as its fact says; whether upstream's own line may pass too."""
         waiting, answer = self._release(flight), flight.answer
         if answer is None or isinstance(flight.fact, Doubted):
+            self._workflows.released(flight.entry)
             self._tell(flight, waiting, slot)
             return False
         if waiting:
             self._turn.answered(flight.entry)
+        else:
+            self._workflows.released(flight.entry)
         for request in waiting:
             if request is not flight.first:
                 slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
@@ -549,6 +554,7 @@ class Calls:
             return
         said = answer.is_error, answer.body
         entry = replace(flight.entry, status=Status.IN_DOUBT, cause=Cause.JOURNAL_UNAVAILABLE)
+        self._workflows.released(flight.entry)
         for request in self._release(flight):
             id_bytes, reason = request.message.id_bytes, Reason.JOURNAL_UNAVAILABLE
             slot.fill(self._refusals.line(id_bytes, reason, entry=entry, why=str(error), answer=said))

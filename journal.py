@@ -231,6 +231,10 @@ class Journal:
         with self._reading as records:
             return records.standing(workflow_id, sequence)
 
+    def unanswered(self) -> list[Entry]:
+        """The calls of this process without an answer on disk, those included whose own row is not there yet."""
+        return list(self._live.values())
+
     def next_attempt(self, workflow_id: str, sequence: int) -> int:
         """The number of one more attempt at a place that has had some."""
         with self._reading as records:

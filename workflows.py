@@ -1,8 +1,8 @@
 """Where this process is in each workflow, and what that makes of a call: its place, what the table says, a branch.
 
-One decision per call, made before anything is written and changing nothing: `went` says that it was carried out. What
-changes here (the current branch, what was used) holds for the life of the process; what changes on disk is left to
-whoever acts.
+One decision per call, made before anything is written and changing nothing; `happened` says that it came about, for a
+call that leaves once its row is on disk. What changes here (the current branch, what was used) holds for the life of
+the process; what changes on disk is left to whoever acts.
 """
 
 import logging
@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from branches import Fork, root_of
 from journal import Journal
-from locate import Ask, Place, Progress, Unpinned, Via, locate
+from locate import Ask, Place, Progress, Unpinned, Via, locate, rows_behind
 from states import VOID, Action, Entry, Status, blocking_doubt, decide
 
 _log = logging.getLogger("checkpoint.workflows")
@@ -66,18 +66,31 @@ class Workflows:
         entry = locate(ask, self._progress_in(workflow_id), self._journal).entry
         return entry is not None and entry.signature == ask.signature
 
-    def went(self, ask: Ask, workflow_id: str, decision: Decision, *, is_taken: bool) -> None:
-        """Notes that a decision was carried out. `is_taken`: the call is answered or under way, and not refused."""
-        progress = self._progress_in(workflow_id)
-        if decision.move is not None:
-            self._tell(progress, decision.move)
-            progress.branch = decision.move.branch
-        if is_taken:
-            progress.passed(decision.place, ask)
+    def happened(self, ask: Ask, decision: Decision, *, is_refused: bool = False) -> None:
+        """Notes that a call was refused or answered or joined as decided, or that it leaves and its row is on disk."""
+        place, move = decision.place, decision.move
+        progress = self._progress[root_of(place.workflow_id)]
+        if move is not None:
+            if move.fork is not None:
+                progress.follow(self._journal.family(progress.family.root))
+            self._tell(progress, move)
+            progress.branch = move.branch
+        if is_refused:
+            return
+        if decision.action is not Action.JOIN:  # else the call that it joined has the place
+            progress.passed(place, ask)
+        if decision.action is not Action.PROCEED:
+            progress.bind(place, ask)
 
-    def withdraw(self, fork: Fork) -> None:
-        """Goes back to where a branch left whose first row was not written."""
-        self._progress[root_of(fork.branch)].branch = fork.parent
+    def released(self, entry: Entry) -> None:
+        """Notes that nobody got an answer from a call that had a place."""
+        self._progress[root_of(entry.workflow_id)].released(entry)
+
+    def withdrawn(self, entry: Entry) -> None:
+        """Notes that the row of a call was not written."""
+        progress = self._progress[root_of(entry.workflow_id)]
+        progress.released(entry)
+        progress.unbind(entry)
 
     def _progress_in(self, workflow_id: str) -> Progress:
         """The progress of a workflow's whole family, since a process is on one branch of it at a time."""
@@ -105,7 +118,10 @@ class Workflows:
 
         A host that sends an id again means that call; and a history that went on past a place cannot be left there.
         """
-        return self._forks and place.via is not Via.CALL_ID and progress.reached <= place.sequence
+        if not self._forks or place.via is Via.CALL_ID:
+            return False
+        drafted = (entry.sequence for entry in self._journal.unanswered() if progress.sees(entry.place))
+        return max(progress.reached, *drafted, 0) <= place.sequence
 
     def _elsewhere(self, ask: Ask, progress: Progress, place: Place) -> Decision:
         """What to do with a call that diverges: on the branch that has it on record here, or on one that begins."""
@@ -123,23 +139,15 @@ class Workflows:
     def _effects(self, progress: Progress, sequence: int) -> Iterator[str]:
         """What the current branch may have left in the world, from a place on; of many, the first."""
         named = 0
-        for entry in self._entries_from(progress, sequence):
-            if entry.status in VOID or entry.status is Status.PRUNED:
+        for owner, at in rows_behind(sequence - 1, progress, self._journal):
+            entry = self._journal.entry(owner, at)
+            if entry is None or entry.status in VOID or entry.status is Status.PRUNED:
                 continue
             if named == _NAMED_EFFECTS:
                 yield "and more"
                 return
             yield f"{entry.tool_name} at {entry.sequence} ({entry.status})"
             named += 1
-
-    def _entries_from(self, progress: Progress, sequence: int) -> Iterator[Entry]:
-        """What the current branch sees from a place on."""
-        for owner, start, below in progress.family.line(progress.branch):
-            after: int | None = max(sequence, start) - 1
-            while after is not None and (after := self._journal.next_sequence(owner, after, below)) is not None:
-                entry = self._journal.entry(owner, after)
-                if entry is not None:
-                    yield entry
 
     def _tell(self, progress: Progress, move: Move) -> None:
         _log.warning(
