@@ -15,7 +15,7 @@ import wire
 from branches import Fork
 from hints import Hints
 from journal import Journal, JournalBusy, JournalFailed
-from locate import Ask, Place, Unpinned, Via
+from locate import Ask, Place, Unpinned
 from places import Pin, PinError, read_pin
 from refusals import Reason, Refusals
 from settings import Settings
@@ -240,15 +240,15 @@ class Calls:
         if request.is_read_only and not self._workflows.expects(ask, workflow_id):
             self._pass_by(request)  # and the cursor stays
             return
-        decision = self._trusting(ask, self._workflows.decide(ask, workflow_id, self._given_up))
+        decision = self._workflows.decide(ask, workflow_id, self._in_flight, self._may_repeat)
         if decision.action is Action.PROCEED:
             self._dispatch(request, ask, decision)  # it happens when its row is on disk
         else:
             self._workflows.happened(ask, decision, is_refused=not self._act(request, decision))
 
-    def _given_up(self) -> list[Entry]:
-        """The calls that upstream may still answer though nobody waits for them."""
-        return [flight.entry for flight in self._flights.values() if flight.is_given_up]
+    def _in_flight(self) -> dict[int, Entry]:
+        """The calls that upstream may still answer, by the ids of their rows."""
+        return {flight.entry.id: flight.entry for flight in self._flights.values()}
 
     def _ask(self, request: _Request) -> Ask:
         call, state = request.call, request.call.request_state
@@ -261,23 +261,16 @@ class Calls:
             is_next_leg=call.is_next_leg,
         )
 
-    def _trusting(self, ask: Ask, decision: Decision) -> Decision:
-        """A call in doubt may run again at its own place if its server says that this changes nothing."""
-        doubt, via = decision.place.entry, decision.place.via
-        if decision.action is not Action.REFUSE_IN_DOUBT or self._hints is None or doubt is None:
-            return decision
-        is_itself = via is not Via.NEW and doubt.signature == ask.signature
+    def _may_repeat(self, doubt: Entry) -> bool:
+        """Whether a call in doubt may run again, since its server says that this changes nothing."""
         is_over = all(flight.entry.id != doubt.id for flight in self._flights.values())
-        if not (is_itself and is_over and self._hints.is_repeatable(ask.tool_name)):
-            return decision
-        _log.warning("workflow %s, sequence %d: in doubt, and runs again as its server's hints allow", *doubt.place)
-        return decision._replace(action=Action.PROCEED)
+        return is_over and self._hints is not None and self._hints.is_repeatable(doubt.tool_name)
 
     # ---------------------------------------------------------------------------------------------- what a place means
 
     def _act(self, request: _Request, decision: Decision) -> bool:
         """Answers a call from the journal, or refuses it; whether it is answered then, or will be."""
-        entry = decision.place.entry
+        entry = decision.blocked_by or decision.place.entry
         assert entry is not None  # every other action speaks of a row
         match decision.action:
             case Action.JOIN:
@@ -301,6 +294,11 @@ class Calls:
 
     def _dispatch(self, request: _Request, ask: Ask, decision: Decision) -> None:
         """Lets a call go upstream as soon as its row is on disk, and the branch that begins with it."""
+        before = decision.place.entry
+        if before is not None and before.status is Status.IN_DOUBT:
+            _log.warning(
+                "workflow %s, sequence %d: in doubt, and runs again as its server's hints allow", *before.place
+            )
         fork = decision.move and decision.move.fork
         entry = self._draft(request, ask, decision.place)
         facts: list[Fact] = [Dispatched(entry)]

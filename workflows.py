@@ -6,13 +6,14 @@ the process; what changes on disk is left to whoever acts.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from branches import Fork, root_of
 from journal import Journal
 from locate import Ask, Place, Progress, Unpinned, Via, locate, rows_behind
-from states import VOID, Action, Entry, Status, blocking_doubt, decide
+from states import VOID, Action, Cause, Entry, Status, blocking_doubt, decide
 
 _log = logging.getLogger("checkpoint.workflows")
 
@@ -34,6 +35,7 @@ class Decision(NamedTuple):
     action: Action
     place: Place
     move: Move | None = None
+    blocked_by: Entry | None = None  # another place's row, because of which the call is refused
 
 
 class Workflows:
@@ -45,21 +47,36 @@ class Workflows:
         self._forks = forks
         self._progress: dict[str, Progress] = {}  # by root
 
-    def decide(self, ask: Ask, workflow_id: str, given_up: Callable[[], Sequence[Entry]]) -> Decision:
+    def decide(
+        self,
+        ask: Ask,
+        workflow_id: str,
+        in_flight: Callable[[], Mapping[int, Entry]],
+        may_repeat: Callable[[Entry], bool],
+    ) -> Decision:
         """What to do with a call that names a workflow.
 
-        `given_up` tells which calls upstream may still answer though nobody waits any more.
+        `in_flight` tells which calls upstream may still answer, by the ids of their rows; nobody waits for one with a
+        cause. `may_repeat` tells whether a call in doubt may run again at its own place.
         """
         progress = self._progress_in(workflow_id)
         place = locate(ask, progress, self._journal)
-        if place.via is Via.NEW:
-            doubt = self._doubt(ask, progress, given_up())
+        decision = Decision(self._action(ask, place.entry, may_repeat), place)
+        if decision.action is Action.DIVERGE and self._may_leave(progress, place):
+            decision = self._elsewhere(ask, progress, place, may_repeat)
+        if decision.action is Action.PROCEED and place.via is not Via.PIN:  # a pinned call looks at its own row only
+            doubt = self._doubt(ask, progress, decision, in_flight())
             if doubt is not None:
-                return Decision(Action.REFUSE_IN_DOUBT, Place(*doubt.place, doubt, Via.NEW))
-        action = decide(place.entry, ask.signature)
-        if action is Action.DIVERGE and self._may_leave(progress, place):
-            return self._elsewhere(ask, progress, place)
-        return Decision(action, place)
+                return Decision(Action.REFUSE_IN_DOUBT, place, blocked_by=doubt)
+        return decision
+
+    def _action(self, ask: Ask, entry: Entry | None, may_repeat: Callable[[Entry], bool]) -> Action:
+        """What the table says, and a server that is trusted."""
+        action = decide(entry, ask.signature)
+        is_itself = entry is not None and entry.signature == ask.signature
+        if action is Action.REFUSE_IN_DOUBT and entry is not None and is_itself and may_repeat(entry):
+            return Action.PROCEED
+        return action
 
     def expects(self, ask: Ask, workflow_id: str) -> bool:
         """Whether the place that a call means has this very call on record."""
@@ -104,12 +121,33 @@ class Workflows:
         progress.follow(family)
         return progress
 
-    def _doubt(self, ask: Ask, progress: Progress, given_up: Sequence[Entry]) -> Entry | None:
-        """The row in doubt that a new call without a pin may not pass, in the history that it goes on with."""
-        doubts = [entry for entry in (*given_up, *self._journal.doubts()) if progress.sees(entry.place)]
-        if not doubts:
-            return None
-        return blocking_doubt(doubts, ask.tool_name, ask.signature, {entry.id for entry in given_up})
+    def _doubt(self, ask: Ask, progress: Progress, decision: Decision, in_flight: Mapping[int, Entry]) -> Entry | None:
+        """The row in doubt that a call without a pin may not pass, in the history that it goes on with.
+
+        A new call passes none that it may be, in other words. One that has a place of its own passes all but those that
+        this process left itself with the same signature: it may be the call that its client gave up, made again.
+        """
+        place = decision.place
+        doubts = [entry for entry in self._given_up(in_flight) if entry.place != (place.workflow_id, place.sequence)]
+        if place.entry is None and decision.move is None:
+            doubts += self._journal.doubts()
+        else:
+            doubts = [entry for entry in doubts if entry.signature == ask.signature]
+        owner, branches = progress.family.owner, {progress.branch, place.workflow_id}
+        doubts = [
+            doubt for doubt in doubts if doubt.workflow_id in {owner(branch, doubt.sequence) for branch in branches}
+        ]
+        return blocking_doubt(doubts, ask.tool_name, ask.signature, in_flight) if doubts else None
+
+    def _given_up(self, in_flight: Mapping[int, Entry]) -> Iterator[Entry]:
+        """The calls of this process that nobody waits for and whose outcome is not on disk, as rows in doubt."""
+        for entry in self._journal.unanswered():
+            flight = in_flight.get(entry.id)
+            if flight is None:  # lost with its server, or its answer waits for another program that holds the database
+                cause = entry.cause or Cause.JOURNAL_UNAVAILABLE
+                yield replace(entry, status=Status.IN_DOUBT, cause=cause)
+            elif flight.cause is not None:
+                yield flight
 
     # ------------------------------------------------------------------------------------------------------- branches
 
@@ -123,7 +161,7 @@ class Workflows:
         drafted = (entry.sequence for entry in self._journal.unanswered() if progress.sees(entry.place))
         return max(progress.reached, *drafted, 0) <= place.sequence
 
-    def _elsewhere(self, ask: Ask, progress: Progress, place: Place) -> Decision:
+    def _elsewhere(self, ask: Ask, progress: Progress, place: Place, may_repeat: Callable[[Entry], bool]) -> Decision:
         """What to do with a call that diverges: on the branch that has it on record here, or on one that begins."""
         effects = list(self._effects(progress, place.sequence))
         for member in progress.family.sharing(progress.branch, place.sequence):
@@ -131,7 +169,7 @@ class Workflows:
             entry = self._journal.entry(owner, place.sequence)
             if entry is not None and entry.signature == ask.signature:
                 there = place._replace(workflow_id=owner, entry=entry)
-                return Decision(decide(entry, ask.signature), there, Move(member, place.sequence, effects))
+                return Decision(self._action(ask, entry, may_repeat), there, Move(member, place.sequence, effects))
         fork = Fork(progress.family.next_name(), progress.branch, place.sequence)
         there = place._replace(workflow_id=fork.branch, entry=None)
         return Decision(Action.PROCEED, there, Move(fork.branch, place.sequence, effects, fork))

@@ -512,6 +512,89 @@ def test_while_a_workflow_has_a_row_in_doubt_no_new_call_without_a_pin_runs(benc
     assert again.ask(call(4, "look", seq=9), call(5, "look", workflow="v")) == []
 
 
+def times_out(bench: Bench, line: bytes) -> None:
+    """A call that the server has got and does not answer in time."""
+    assert bench.ask(line) == []
+    bench.loop.advance(1.1)
+    assert error_of(bench.down.lines[-1])["facts"]["cause"] == "timeout"
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_call_that_timed_out_is_not_made_again_at_the_next_place_in_order(
+    bench: Bench, path: Path, forks: bool
+) -> None:
+    first = bench.restart(ORDERED)
+    first.ask(call(1, "pay"), call(2, "look" if forks else "pay"))
+    if forks:
+        first.answer(result(2))
+    first.end()
+    for sequence in (1,) if forks else (1, 2):
+        resolve(path, sequence, "NOT_EXECUTED")
+    again = bench.restart(options("ordered", forks=forks, call_timeout_s=1))
+    times_out(again, call(1, "pay"))
+    facts = again.error(call(2, "pay"))["facts"]
+    assert (facts["reason"], facts["workflow_id"], facts["sequence"]) == ("in_doubt", "w", 1)
+    assert len(again.up.lines) == 1
+    again.answer(result(1, "late"))
+    assert replay(again, "pay") == ["late"]
+
+
+def test_a_leg_that_timed_out_is_not_made_again_in_another_open_round(bench: Bench) -> None:
+    visit: dict[str, list[str]] = {"elicitations": []}
+    first = bench.restart(options(call_timeout_s=1))
+    first.ask(call(1, "pay"), call(2, "pay"))
+    first.answer(failure(1, -32042, "go", visit), failure(2, -32042, "go", visit))
+    times_out(first, call(3, "pay"))
+    assert first.error(call(4, "pay"))["facts"]["sequence"] == 1
+
+
+def test_a_call_that_timed_out_is_not_made_again_under_the_id_of_one_that_did_not_run(bench: Bench, path: Path) -> None:
+    first = bench.restart(WITH_IDS)
+    first.ask(with_id(1, "pay", "x"))
+    first.end()
+    resolve(path, 1, "NOT_EXECUTED")
+    again = bench.restart(options(call_id_keys=("host/id",), call_timeout_s=1))
+    times_out(again, with_id(1, "pay", "y"))
+    facts = again.error(with_id(2, "pay", "x"))["facts"]
+    assert (facts["reason"], facts["sequence"]) == ("in_doubt", 2)
+    again.answer(result(1, "late"))
+    again.call(with_id(3, "pay", "x"), result(3))
+    assert again.rows()[-1] == (1, 2, "COMPLETED"), "once that is over, its own place is free"
+
+
+def test_a_pinned_call_looks_at_no_call_that_timed_out_elsewhere(bench: Bench) -> None:
+    first = bench.restart(options(call_timeout_s=1))
+    times_out(first, call(1, "pay"))
+    assert first.ask(call(2, "pay", seq=7)) == []
+
+
+def test_a_call_that_was_lost_with_its_server_is_not_made_again_at_another_place(bench: Bench, path: Path) -> None:
+    first = bench.restart(ORDERED)
+    first.ask(call(1, "pay"), call(2, "pay"))
+    first.end()
+    for sequence in (1, 2):
+        resolve(path, sequence, "NOT_EXECUTED")
+    again = bench.restart(options("ordered", restarts_upstream=True))
+    again.ask(call(1, "pay"))
+    interrupt(again)
+    facts = again.error(call(2, "pay"))["facts"]
+    assert (facts["reason"], facts["sequence"]) == ("in_doubt", 1)
+
+
+def test_an_answer_that_could_only_be_handed_over_is_in_doubt_until_it_is_recorded(bench: Bench, path: Path) -> None:
+    bench.ask(call(1, "pay"))
+    with database_held(path):
+        bench.answer(result(1, "paid"))
+        bench.loop.advance(5.1)
+        assert error_of(bench.down.lines[-1])["facts"]["status"] == "IN_DOUBT"
+        for tool in ("pay", "mail"):
+            facts = bench.error(call(2, tool))["facts"]
+            assert (facts["reason"], facts["sequence"], facts["cause"]) == ("in_doubt", 1, "journal_unavailable")
+    bench.loop.advance(0.1)
+    bench.call(call(3, "mail"), result(3))
+    assert bench.statuses() == ["COMPLETED", "COMPLETED"]
+
+
 def test_doubt_of_our_own_stops_new_calls_as_an_earlier_owners_does(bench: Bench) -> None:
     bench.ask(call(1, "pay"))
     bench.answer(failure(1, -32000, "Connection closed"))
