@@ -1,7 +1,8 @@
 """Which place a call means. Pure, but for the records that it asks.
 
-The first of five answers that applies: the call's own pin, the open round that it goes on with, the id under which its
-host knows it, what `--unpinned` says, and else a new place. Only this module knows the order.
+The first of six answers that applies: the call's own pin, the very state that it brings back, the id under which its
+host knows it, the open round that it seems to go on with, what `--unpinned` says, and else a new place. Only this
+module knows the order: what is certain comes before what is guessed.
 """
 
 from collections.abc import Iterable, Iterator
@@ -161,8 +162,9 @@ def locate(ask: Ask, progress: Progress, records: OnRecord) -> Place:
     """The place that a call means; a new one, with no row, where nothing on record is meant."""
     return (
         _by_pin(ask, progress, records)
-        or _by_round(ask, progress, records)
+        or _by_state(ask, progress, records)
         or _by_call_id(ask, progress, records)
+        or _by_round(ask, progress, records)
         or _by_order(ask, progress, records)
         or _by_match(ask, progress, records)
         or _new(progress, records)
@@ -175,45 +177,58 @@ def _by_pin(ask: Ask, progress: Progress, records: OnRecord) -> Place | None:
     return _at(records, progress.family.owner(progress.branch, ask.sequence), ask.sequence, Via.PIN)
 
 
-def _by_round(ask: Ask, progress: Progress, records: OnRecord) -> Place | None:
-    """The call that this one goes on with, which upstream wanted input for."""
-    rounds = [one for one in records.rounds() if progress.sees(one.place)]
-    if ask.is_next_leg:
-        found = _by_state(ask, progress, records, rounds)
-        return _at(records, *found, Via.ROUND) if found else None
-    # After -32042 the very same call is sent again, with nothing in it that says so.
-    same = next((one for one in rounds if one.is_repeated and one.signature == ask.signature), None)
-    return _at(records, *same.place, Via.ROUND) if same else None
-
-
-def _by_state(ask: Ask, progress: Progress, records: OnRecord, rounds: Iterable[Round]) -> tuple[str, int] | None:
-    """Where a further leg belongs: to the state that it brings back, else to the oldest round of its signature.
+def _by_state(ask: Ask, progress: Progress, records: OnRecord) -> Place | None:
+    """The call that gave the state which this one brings back.
 
     A state that another round of the same call gave, open or closed, is not taken for one of this: it was used there.
+    Where several gave the same, the host's own id tells which is meant.
     """
-    state, same = ask.request_state, [one for one in rounds if one.signature == ask.signature]
-    given: Iterable[tuple[str, int]] = ()
-    if state is not None:
-        given = chain(
-            (one.place for one in same if one.state == state),
-            filter(progress.sees, records.with_state(state, ask.signature)),
-            (one.place for one in rounds if one.state == state),
-        )
-    return next(chain(given, (one.place for one in same)), None)
+    state = ask.request_state
+    if not ask.is_next_leg or state is None:
+        return None
+    rounds = [one for one in _rounds(progress, records) if one.state == state]
+    given = chain(
+        (one.place for one in rounds if one.signature == ask.signature),
+        filter(progress.sees, records.with_state(state, ask.signature)),
+        (one.place for one in rounds),
+    )
+    found = next(given, None)
+    if found is None:
+        return None
+    known = _known(ask, progress, records)
+    return _at(records, *(known if known is not None and known in given else found), Via.ROUND)
 
 
 def _by_call_id(ask: Ask, progress: Progress, records: OnRecord) -> Place | None:
-    """A host that sends an id again is retrying; what it was answered from then is what it means now."""
+    """A host that sends an id again is retrying."""
+    known = _known(ask, progress, records)
+    return None if known is None else _at(records, *known, Via.CALL_ID)
+
+
+def _known(ask: Ask, progress: Progress, records: OnRecord) -> tuple[str, int] | None:
+    """The place that a host knows by an id: what its call was answered from then is what it means now."""
     if ask.call_id is None:
         return None
     bound = progress.bound.get(ask.call_id)
     if bound is not None:
-        place = _at(records, bound.workflow_id, bound.sequence, Via.CALL_ID)
-        if place.entry is not None and place.entry.signature == bound.signature:  # else that row was never written
-            return place
-    known = (place for place in records.with_call_id(ask.call_id) if place[0] in progress.family.members)
-    found = next(known, None)
-    return _at(records, *found, Via.CALL_ID) if found else None
+        entry = records.entry(bound.workflow_id, bound.sequence)
+        if entry is not None and entry.signature == bound.signature:  # else that row was never written
+            return bound.workflow_id, bound.sequence
+    return next((place for place in records.with_call_id(ask.call_id) if place[0] in progress.family.members), None)
+
+
+def _by_round(ask: Ask, progress: Progress, records: OnRecord) -> Place | None:
+    """The oldest open round of the same call, for one that brings input, or the round's next leg by itself.
+
+    After -32042 the very same call is sent again, with nothing in it that says so.
+    """
+    same = (one for one in _rounds(progress, records) if one.signature == ask.signature)
+    found = next((one for one in same if ask.is_next_leg or one.is_repeated), None)
+    return None if found is None else _at(records, *found.place, Via.ROUND)
+
+
+def _rounds(progress: Progress, records: OnRecord) -> Iterator[Round]:
+    return (one for one in records.rounds() if progress.sees(one.place))
 
 
 def _by_order(ask: Ask, progress: Progress, records: OnRecord) -> Place | None:

@@ -94,18 +94,23 @@ def fresh(unpinned: Unpinned = Unpinned.NEW, family: Family = ROOT, branch: str 
 # ----------------------------------------------------------------------------------------------------------- the order
 
 
-def test_the_first_of_five_answers_that_applies_is_taken() -> None:
+def test_the_first_of_six_answers_that_applies_is_taken() -> None:
     shelf = Shelf(
-        entry(1),
+        entry(1, "z"),
         waiting(2, "a", "s"),
         replace(entry(3, "a"), call_id="c"),
         entry(4, "a"),
+        waiting(5, "b", is_visit=True),
     )
     everything = Ask("t", "a", sequence=4, call_id="c", request_state="s", is_next_leg=True)
     steps = [
         (everything, (Via.PIN, 4)),
         (everything._replace(sequence=None), (Via.ROUND, 2)),
-        (Ask("t", "a", call_id="c"), (Via.CALL_ID, 3)),
+        (everything._replace(sequence=None, request_state="unknown"), (Via.CALL_ID, 3)),
+        (everything._replace(sequence=None, request_state=None), (Via.CALL_ID, 3)),
+        (Ask("t", "a", is_next_leg=True), (Via.ROUND, 2)),
+        (Ask("t", "b", call_id="c"), (Via.CALL_ID, 3)),
+        (Ask("t", "b", call_id="unknown"), (Via.ROUND, 5)),
         (Ask("t", "a"), (Via.ORDERED, 1)),
     ]
     for ask, expected in steps:
@@ -161,6 +166,17 @@ def test_of_two_rounds_with_one_state_the_one_of_the_same_call_is_meant() -> Non
 def test_a_leg_that_is_sent_again_belongs_to_its_closed_round_and_not_to_another_of_the_same_call() -> None:
     shelf = Shelf(entry(1, "a"), waiting(2, "a", "s2"), states={"s1": 1})
     assert locate(Ask("t", "a", request_state="s1", is_next_leg=True), fresh(), shelf).sequence == 1
+
+
+def test_of_several_calls_that_gave_one_state_the_hosts_id_tells_which_is_meant() -> None:
+    closed = replace(entry(1, "a"), call_id="x")
+    shelf = Shelf(closed, waiting(2, "a", "s"), states={"s": 1})
+    leg = Ask("t", "a", request_state="s", is_next_leg=True)
+    assert locate(leg, fresh(), shelf).sequence == 2
+    assert locate(leg._replace(call_id="x"), fresh(), shelf).sequence == 1
+    assert locate(leg._replace(call_id="y"), fresh(), shelf).sequence == 2
+    shelf.states = {}
+    assert locate(leg._replace(call_id="x"), fresh(), shelf).sequence == 2, "a state is more than an id"
 
 
 def test_the_very_same_call_continues_a_round_only_after_the_error_that_says_so() -> None:

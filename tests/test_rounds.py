@@ -199,6 +199,27 @@ def test_a_modern_first_leg_that_is_sent_again_is_another_call(bench: Bench) -> 
     assert [place[1] for place in bench.places()] == [1, 2]
 
 
+@pytest.mark.parametrize("way", ["visit", "no state", "constant state"])
+def test_the_retry_of_a_finished_call_is_not_the_next_leg_of_another(bench: Bench, way: str) -> None:
+    """An id that is on record is certain, an open round of an equal call only a guess."""
+    bench = bench.restart(options(call_id_keys=("host/id",)))
+    state = "constant" if way == "constant state" else None
+    ids: dict[str, dict[str, Any]] = {"x": {"meta": {"host/id": "x"}}, "y": {"meta": {"host/id": "y"}}}
+    if way == "visit":
+        bench.call(call(1, "order", **ids["x"]), result(1, "done"))
+        bench.call(call(2, "order", **ids["y"]), failure(2, -32042, "go there", VISIT))
+        retry, other = call(3, "order", **ids["x"]), call(4, "order", **ids["y"])
+    else:
+        bench.call(first(0, **ids["x"]), interim(0, state))
+        bench.call(leg(1, state, **ids["x"]), final(1))
+        bench.call(first(2, **ids["y"]), interim(2, state))
+        retry, other = leg(3, state, **ids["x"]), leg(4, state, **ids["y"])
+    again = bench.restart()
+    assert text_of(*again.ask(retry)) == "done"
+    again.call(other, final(4, "other"))
+    assert again.places()[-1][1:3] == (2, 2)
+
+
 def test_an_open_round_stops_no_other_call(bench: Bench) -> None:
     bench.call(first(1), interim(1, "A"))
     again = bench.restart()
