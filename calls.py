@@ -284,6 +284,12 @@ class Calls:
                 self._refuse(request, Reason.IN_DOUBT, entry=entry)
             case Action.REFUSE_PRUNED:
                 self._refuse(request, Reason.DIVERGED, entry=entry, why="its row was pruned")
+            case Action.DIVERGE if decision.blocked_by is not None:
+                why = (
+                    "it is on record there, and no call has shown yet which branch is meant: send the pins in order, or"
+                    " start with the branch as --workflow-id"
+                )
+                self._refuse(request, Reason.DIVERGED, entry=entry, why=why)
             case Action.DIVERGE:
                 self._diverge(request, entry)
             case Action.PROCEED:

@@ -110,12 +110,18 @@ class Progress:
     left: dict[tuple[str, int], str] = field(default_factory=dict)  # for `ordered`: free for a call of this signature
     used: set[tuple[str, int]] = field(default_factory=set)  # places that other calls took; not needed for `new`
     matched: dict[str, int] = field(default_factory=dict)  # for `matched`: by signature, the last place that was used
+    parted: set[tuple[str, int]] = field(default_factory=set)  # places that branches do not share, of those that count
     bound: dict[str, Bound] = field(default_factory=dict)  # host ids that were answered from another's row
 
     def sees(self, place: tuple[str, int]) -> bool:
         """Whether a place is part of the current branch's history."""
         workflow_id, sequence = place
         return self.family.owner(self.branch, sequence) == workflow_id
+
+    def is_apart(self, other: str) -> bool:
+        """Whether a place that counts shows that this process is on another history than a branch's."""
+        parting = self.family.parting(self.branch, other)
+        return parting is not None and (self.family.owner(self.branch, parting), parting) in self.parted
 
     def follow(self, family: Family) -> None:
         """Takes the family as it is now: while another process had the journal, it may have added and settled rows."""
@@ -128,6 +134,8 @@ class Progress:
         at, via = (place.workflow_id, place.sequence), place.via
         if self.sees(at):
             self.reached = max(self.reached, place.sequence)
+        if place.sequence in self.family.partings:
+            self.parted.add(at)
         if self.unpinned is Unpinned.ORDERED:
             self.left.pop(at, None)
             self.left.update((entry.place, entry.signature) for entry in place.passed_over)

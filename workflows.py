@@ -64,11 +64,13 @@ class Workflows:
         decision = Decision(self._action(ask, place.entry, may_repeat), place)
         if decision.action is Action.DIVERGE and self._may_leave(progress, place):
             decision = self._elsewhere(ask, progress, place, may_repeat)
-        if decision.action is Action.PROCEED and place.via is not Via.PIN:  # a pinned call looks at its own row only
-            doubt = self._doubt(ask, progress, decision, in_flight())
-            if doubt is not None:
-                return Decision(Action.REFUSE_IN_DOUBT, place, blocked_by=doubt)
-        return decision
+        if decision.action is not Action.PROCEED:
+            return decision
+        if place.via is Via.PIN:  # no doubt but that of its own row is in its way
+            stray = self._stray(ask, progress, decision.place)
+            return decision if stray is None else Decision(Action.DIVERGE, place, blocked_by=stray)
+        doubt = self._doubt(ask, progress, decision, in_flight())
+        return decision if doubt is None else Decision(Action.REFUSE_IN_DOUBT, place, blocked_by=doubt)
 
     def _action(self, ask: Ask, entry: Entry | None, may_repeat: Callable[[Entry], bool]) -> Action:
         """What the table says, and a server that is trusted."""
@@ -173,6 +175,22 @@ class Workflows:
         fork = Fork(progress.family.next_name(), progress.branch, place.sequence)
         there = place._replace(workflow_id=fork.branch, entry=None)
         return Decision(Action.PROCEED, there, Move(fork.branch, place.sequence, effects, fork))
+
+    def _stray(self, ask: Ask, progress: Progress, place: Place) -> Entry | None:
+        """The row of another branch that a pin may mean, as long as no call has shown which branch the agent is on.
+
+        Pins in order show it in time, at the place where the histories part. Who starts us may have named the branch.
+        """
+        family, entry = progress.family, place.entry
+        is_named = progress.branch != family.root and progress.branch == self._journal.workflow_id
+        if is_named or (entry is not None and entry.status not in VOID):
+            return None
+        owners = {family.owner(member, place.sequence) for member in family.members if not progress.is_apart(member)}
+        for owner in owners - {place.workflow_id}:
+            there = self._journal.entry(owner, place.sequence)
+            if there is not None and there.signature == ask.signature and there.status not in VOID:
+                return there
+        return None
 
     def _effects(self, progress: Progress, sequence: int) -> Iterator[str]:
         """What the current branch may have left in the world, from a place on; of many, the first."""
