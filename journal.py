@@ -370,22 +370,23 @@ class Journal:
         self._families.pop(root_of(fork.branch), None)
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """Commits facts together; on return they are on disk.
+        """Commits facts together; on return they are on disk. With its first dispatch this process becomes the owner.
 
         Raises JournalBusy (nothing was written, try again) or JournalFailed (they may or may not be on disk; this
         process writes no more).
         """
         epoch = self._epoch
         with self._transaction() as database:
-            if epoch is None:
+            if epoch is None and any(isinstance(fact, Dispatched) for fact in facts):
                 epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
             pending = (entry.id for entry in self._live.values() if entry.status is Status.PENDING)
             settled_below = min(pending, default=self._next_id)
             for fact in facts:
-                self._insert(database, fact, epoch, settled_below)
+                self._insert(database, fact, epoch or 0, settled_below)
             self._close_doubts(database, facts)
         self._wal_inode = self._wal_inode or inode_of(self._files.wal)
-        self._epoch = self._newest_epoch = epoch
+        if epoch is not None:
+            self._epoch = self._newest_epoch = epoch
         self._new_pages += _PAGES_PER_COMMIT + sum(map(_size, facts)) // _PAGE_BYTES
         for fact in facts:
             self._remember(fact)
