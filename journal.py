@@ -346,6 +346,8 @@ class Journal:
         last = self.last_sequence(workflow_id)
         if sequence > MAX_SEQUENCE:
             raise JournalError(f"workflow {workflow_id} has no place after {last}; use another workflow")
+        if attempt > 1:
+            self.rounds()  # one that this is a leg of cannot be read any more while the leg is under way
         drafted = Entry(
             self._next_id, workflow_id, sequence, attempt, storable(tool_name), signature, arguments, Status.PENDING,
             started_at=started_at, call_id=None if call_id is None else storable(call_id), is_modern=is_modern,

@@ -168,6 +168,29 @@ def test_a_leg_that_was_not_sent_leaves_its_chain_open_for_the_process_that_sent
     assert [one.sequence for one in bench.journal.rounds()] == [1]
 
 
+def test_a_round_is_not_forgotten_if_its_leg_was_under_way_when_rounds_were_first_asked_for(bench: Bench) -> None:
+    bench.call(first(1, seq=1), interim(1))
+    bench.call(first(2, seq=2), interim(2))
+    again = bench.restart()
+    again.up.is_full = True
+    for asked in (leg(3, seq=1), first(4, "look"), cancel(3)):
+        again.ask(asked)
+    lose_upstream(again)
+    assert again.journal is not None
+    assert [one.sequence for one in again.journal.rounds()] == [1, 2]
+
+
+def test_a_round_stays_the_oldest_if_its_leg_was_under_way_when_rounds_were_first_asked_for(bench: Bench) -> None:
+    bench.call(first(1, seq=1), interim(1))
+    bench.call(first(2, seq=2), interim(2))
+    again = bench.restart()
+    again.ask(leg(3, seq=1))
+    again.ask(first(4, "look"))
+    again.answer(interim(3))
+    again.call(leg(5), final(5))
+    assert again.places()[-1][1:3] == (1, 3)
+
+
 def test_what_a_person_said_is_never_stored_and_a_state_only_as_a_hash(bench: Bench) -> None:
     secret, state = "4111-1111-1111-1111", "state-with-a-secret"
     bench.call(first(1), interim(1, state))
