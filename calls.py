@@ -39,6 +39,7 @@ from workflows import Decision, Workflows
 _log = logging.getLogger("checkpoint.calls")
 
 REDACTED_ARGUMENTS: Final = b'{"checkpoint_redacted":true}'
+_OTHER_SHAPE: Final = "its answer on record is of another shape"
 
 
 @dataclass(slots=True, eq=False)
@@ -276,7 +277,7 @@ class Calls:
             case Action.JOIN:
                 return self._join(request, entry)
             case Action.REPLAY if not _fits(entry, request):
-                self._refuse(request, Reason.DIVERGED, entry=entry, why="its answer on record is of another shape")
+                self._refuse(request, Reason.DIVERGED, entry=entry, why=_OTHER_SHAPE)
             case Action.REPLAY:
                 self._replay(request, entry)
                 return True
@@ -522,16 +523,20 @@ class Calls:
     def _land(self, flight: _Flight, slot: Slot) -> bool:
         """Answers whoever waits for a call that is over, as its fact says; whether upstream's own line may pass too."""
         waiting, answer = self._release(flight), flight.answer
-        if answer is None or isinstance(flight.fact, Doubted):
+        if answer is None or not isinstance(flight.fact, Answered):
             self._workflows.released(flight.entry)
             self._tell(flight, waiting, slot)
             return False
-        if waiting:
+        recorded = replace(flight.entry, status=flight.fact.status, error=answer.body if answer.is_error else None)
+        served = [request for request in waiting if request is flight.first or _fits(recorded, request)]
+        if served:
             self._turn.answered(flight.entry)
         else:
             self._workflows.released(flight.entry)
         for request in waiting:
-            if request is not flight.first:
+            if request not in served:
+                self._refuse(request, Reason.DIVERGED, entry=recorded, why=_OTHER_SHAPE)
+            elif request is not flight.first:
                 slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
         if self._hints is not None and flight.entry.is_modern and not answer.is_error:
             self._hints.client_is_ready(flight.first.call.meta)
@@ -618,8 +623,11 @@ class Calls:
 def _fits(entry: Entry, request: _Request) -> bool:
     """Whether a recorded answer is of the shape that a request asks for: a result, or the handle of a task.
 
-    In the 2026-07-28 era the server chooses; before, the request does, with `task`. Errors have one shape.
+    In the 2026-07-28 era the server chooses; before, the request does, with `task`. Errors have one shape, and a result
+    that asks for input is of that era only.
     """
+    if entry.status is Status.INPUT_REQUIRED and entry.error is None:
+        return request.message.is_modern
     is_handle = entry.status is Status.TASK
     if request.message.is_modern:
         return entry.is_modern or not is_handle

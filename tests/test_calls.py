@@ -123,6 +123,27 @@ def test_a_pin_may_name_another_workflow_and_places_are_counted_in_each(bench: B
     assert rows == [("w", 1), ("x", 1), ("x", 7), ("x", 8)]
 
 
+@pytest.mark.parametrize("wants_task", [True, False])
+def test_who_joins_a_call_gets_no_shape_that_it_did_not_ask_for(bench: Bench, wants_task: bool) -> None:
+    def asked(number: int, *, wants_task: bool) -> bytes:
+        more: dict[str, Any] = {"task": {"ttl": 1}} if wants_task else {}
+        return call(number, seq=1, **more)
+
+    handle = line({"jsonrpc": "2.0", "id": 1, "result": {"task": {"taskId": "x", "status": "working"}}})
+    other = not wants_task
+    bench.ask(asked(1, wants_task=wants_task), asked(2, wants_task=other), asked(3, wants_task=wants_task))
+    got = bench.answer(handle if wants_task else result(1))
+    assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+    assert reasons(bench.ask(asked(4, wants_task=other))) == [(4, "diverged")], "as for a replay"
+
+
+def test_who_joins_a_call_of_the_newer_era_is_not_asked_for_input_in_a_way_that_it_does_not_know(bench: Bench) -> None:
+    bench.ask(call(1, seq=1, is_modern=True), call(2, seq=1), call(3, seq=1, is_modern=True))
+    interim = {"resultType": "input_required", "inputRequests": {"k": {"method": "elicitation/create"}}}
+    got = bench.answer(line({"jsonrpc": "2.0", "id": 1, "result": interim}))
+    assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+
+
 def test_a_new_call_behind_the_highest_sequence_is_refused(bench: Bench) -> None:
     bench.call(call(1, seq=MAX_SEQUENCE), result(1))
     error = bench.error(call(2))
