@@ -278,6 +278,8 @@ class Calls:
                 return self._join(request, entry)
             case Action.REPLAY if not _fits(entry, request):
                 self._refuse(request, Reason.DIVERGED, entry=entry, why=_OTHER_SHAPE)
+            case Action.REPLAY if entry.result is None and entry.error is None:  # somebody has edited the journal
+                self._refuse(request, Reason.JOURNAL_UNAVAILABLE, entry=entry, why="its answer is missing there")
             case Action.REPLAY:
                 self._replay(request, entry)
                 return True
@@ -364,7 +366,7 @@ class Calls:
         del self._requests[request.id]
         is_error = entry.error is not None
         body = entry.error if entry.error is not None else entry.result
-        assert body is not None  # the journal's CHECK constraints say so of every row that is replayed
+        assert body is not None  # else it was refused
         self._turn.reply(self._replayed(request, entry, body, is_error=is_error))
         self._turn.answered(entry)
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,6 +144,20 @@ def test_who_joins_a_call_of_the_newer_era_is_not_asked_for_input_in_a_way_that_
     interim = {"resultType": "input_required", "inputRequests": {"k": {"method": "elicitation/create"}}}
     got = bench.answer(line({"jsonrpc": "2.0", "id": 1, "result": interim}))
     assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+
+
+def test_an_answer_that_is_missing_in_a_journal_that_was_edited_is_refused(bench: Bench, path: Path) -> None:
+    bench.call(call(1, seq=1), result(1))
+    bench.end()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA ignore_check_constraints = ON")
+        database.execute("UPDATE outcomes SET result = NULL")
+        database.commit()
+    again = bench.restart()
+    error = again.error(call(2, seq=1))
+    assert (error["facts"]["reason"], error["facts"]["sequence"]) == ("journal_unavailable", 1)
+    assert "its answer is missing" in error["message"]
+    assert again.up.lines == []
 
 
 def test_a_new_call_behind_the_highest_sequence_is_refused(bench: Bench) -> None:
