@@ -340,7 +340,10 @@ class Journal:
         call_id: str | None = None,
         is_modern: bool = False,
     ) -> Entry:
-        """An entry that claims its place; nothing is on disk before its Dispatched fact is appended."""
+        """An entry that claims its place; nothing is on disk before its Dispatched fact is appended.
+
+        Texts are storable.
+        """
         if self.failure is not None:
             raise JournalFailed(self.failure)
         last = self.last_sequence(workflow_id)
@@ -349,8 +352,8 @@ class Journal:
         if attempt > 1:
             self.rounds()  # one that this is a leg of cannot be read any more while the leg is under way
         drafted = Entry(
-            self._next_id, workflow_id, sequence, attempt, storable(tool_name), signature, arguments, Status.PENDING,
-            started_at=started_at, call_id=None if call_id is None else storable(call_id), is_modern=is_modern,
+            self._next_id, workflow_id, sequence, attempt, tool_name, signature, arguments, Status.PENDING,
+            started_at=started_at, call_id=call_id, is_modern=is_modern,
         )  # fmt: skip
         self._next_id += 1
         self._live[workflow_id, sequence] = drafted

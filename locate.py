@@ -39,7 +39,7 @@ class Via(StrEnum):
 
 
 class Ask(NamedTuple):
-    """What a call says of itself."""
+    """What a call says of itself, its texts as SQLite can hold them."""
 
     tool_name: str
     signature: str

@@ -160,6 +160,15 @@ def test_an_answer_that_is_missing_in_a_journal_that_was_edited_is_refused(bench
     assert again.up.lines == []
 
 
+def test_a_tool_whose_name_no_file_can_hold_is_still_the_same_tool(bench: Bench) -> None:
+    name = "t\ud800"
+    first = bench.restart(Settings(name="", version="", call_id_keys=("host/id",)))
+    first.ask(call(1, name, meta={"host/id": "c\udfff"}), cancel(1))
+    assert first.select("SELECT tool_name, call_id FROM calls") == [("t\\ud800", "c\\udfff")]
+    again = first.restart()
+    assert again.error(call(2, name, {"n": 2}))["facts"]["cause"] == "cancelled"
+
+
 def test_a_new_call_behind_the_highest_sequence_is_refused(bench: Bench) -> None:
     bench.call(call(1, seq=MAX_SEQUENCE), result(1))
     error = bench.error(call(2))

@@ -599,13 +599,6 @@ def test_arguments_are_kept_as_they_were_written_also_where_there_are_none(argum
         assert found.arguments == arguments
 
 
-def test_a_name_that_no_file_can_hold_is_written_as_an_escape(path: Path) -> None:
-    with owned(path) as journal:
-        (entry,) = dispatch(journal, an_entry(1, tool="t\ud800", call_id="c\udfff"))
-        answer(journal, entry)
-    assert rows(path, "SELECT tool_name, call_id, status FROM calls") == [("t\\ud800", "c\\udfff", "COMPLETED")]
-
-
 def test_what_was_drafted_and_withdrawn_leaves_no_trace_and_frees_its_place(path: Path) -> None:
     with owned(path) as journal:
         completed(journal, 1)
