@@ -120,10 +120,6 @@ class Records:
         """The highest id that a dispatch has or had; 0 in an empty journal."""
         return self._one(_LAST_ID) or 0
 
-    def entry(self, workflow_id: str, sequence: int) -> Entry | None:
-        """The newest attempt at a place; what is left of a place that was pruned; None where nothing ever was."""
-        return next(self._attempts(workflow_id, sequence), None)
-
     def standing(self, workflow_id: str, sequence: int) -> Entry | None:
         """What a place holds: its newest attempt of which something may be in the world.
 

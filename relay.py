@@ -272,12 +272,14 @@ class Relay:
         return is_either_call or message.id in calls
 
     def _read_batch(self, calls: Calls, line: bytes, message: wire.Message) -> None:
-        """An array without a call passes, unless something in it touches a call in flight or answers who is gone.
+        """An array without a call passes, unless something in it may cancel one, shares its id or answers who is gone.
 
         Then its parts do apart.
         """
         is_touched = any(
-            part.cancels in calls or self._shares_id(calls, part) or self._questions.is_to_lost(part)
+            (part.cancels is not None and part.cancels not in self._open)
+            or self._shares_id(calls, part)
+            or self._questions.is_to_lost(part)
             for part in message.batch
         )
         if not is_touched:

@@ -140,7 +140,7 @@ def blocking_doubt(doubts: Iterable[Entry], tool_name: str, signature: str, in_f
         if entry.id in in_flight:
             blocks = entry.signature == signature
         elif entry.cause in (Cause.CANCELLED, Cause.TIMEOUT):
-            blocks = entry.tool_name == storable(tool_name)
+            blocks = entry.tool_name == tool_name
         else:
             blocks = True
         if blocks:

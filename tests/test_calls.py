@@ -2,6 +2,8 @@
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -155,9 +157,55 @@ def test_a_pin_may_name_another_workflow_and_places_are_counted_in_each(bench: B
     assert rows == [("w", 1), ("x", 1), ("x", 7), ("x", 8)]
 
 
+@pytest.mark.parametrize("wants_task", [True, False])
+def test_who_joins_a_call_gets_no_shape_that_it_did_not_ask_for(bench: Bench, wants_task: bool) -> None:
+    def asked(number: int, *, wants_task: bool) -> bytes:
+        more: dict[str, Any] = {"task": {"ttl": 1}} if wants_task else {}
+        return call(number, seq=1, **more)
+
+    handle = line({"jsonrpc": "2.0", "id": 1, "result": {"task": {"taskId": "x", "status": "working"}}})
+    other = not wants_task
+    bench.ask(asked(1, wants_task=wants_task), asked(2, wants_task=other), asked(3, wants_task=wants_task))
+    got = bench.answer(handle if wants_task else result(1))
+    assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+    assert reasons(bench.ask(asked(4, wants_task=other))) == [(4, "diverged")], "as for a replay"
+
+
+def test_who_joins_a_call_of_the_newer_era_is_not_asked_for_input_in_a_way_that_it_does_not_know(bench: Bench) -> None:
+    bench.ask(call(1, seq=1, is_modern=True), call(2, seq=1), call(3, seq=1, is_modern=True))
+    interim = {"resultType": "input_required", "inputRequests": {"k": {"method": "elicitation/create"}}}
+    got = bench.answer(line({"jsonrpc": "2.0", "id": 1, "result": interim}))
+    assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+
+
+def test_an_answer_that_is_missing_in_a_journal_that_was_edited_is_refused(bench: Bench, path: Path) -> None:
+    bench.call(call(1, seq=1), result(1))
+    bench.end()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA ignore_check_constraints = ON")
+        database.execute("UPDATE outcomes SET result = NULL")
+        database.commit()
+    again = bench.restart()
+    error = again.error(call(2, seq=1))
+    assert (error["facts"]["reason"], error["facts"]["sequence"]) == ("journal_unavailable", 1)
+    assert "its answer is missing" in error["message"]
+    assert again.up.lines == []
+
+
+def test_a_tool_whose_name_no_file_can_hold_is_still_the_same_tool(bench: Bench) -> None:
+    name = "t\ud800"
+    first = bench.restart(Settings(name="", version="", call_id_keys=("host/id",)))
+    first.ask(call(1, name, meta={"host/id": "c\udfff"}), cancel(1))
+    assert first.select("SELECT tool_name, call_id FROM calls") == [("t\\ud800", "c\\udfff")]
+    again = first.restart()
+    assert again.error(call(2, name, {"n": 2}))["facts"]["cause"] == "cancelled"
+
+
 def test_a_new_call_behind_the_highest_sequence_is_refused(bench: Bench) -> None:
     bench.call(call(1, seq=MAX_SEQUENCE), result(1))
-    assert bench.error(call(2))["code"] == -32602
+    error = bench.error(call(2))
+    assert error["facts"]["reason"] == "journal_unavailable", "its pin is not at fault: it has none"
+    assert f"no place after {MAX_SEQUENCE}; use another workflow" in error["message"]
     bench.call(call(3, seq=5), result(3))
     assert bench.relay.is_idle
 

@@ -660,8 +660,8 @@ def test_a_journal_that_a_relay_wrote_is_in_order(path: Path, says: Says) -> Non
     a_mixed_journal(path)
     with life(path) as owner:  # who takes over puts what was left open on record
         owner.call(2, workflow_id="run~1", fork_from="run", arguments=b"{}")
-        owner.call(9, Status.NOT_SENT, tool="t\ud800", arguments=b'{"a":1,"a":2}')
-        owner.call(9, tool="t\ud800", attempt=2, arguments=b'{"a":1,"a":2}')
+        owner.call(9, Status.NOT_SENT, tool="t\\ud800", arguments=b'{"a":1,"a":2}')
+        owner.call(9, tool="t\\ud800", attempt=2, arguments=b'{"a":1,"a":2}')
         owner.call(10, arguments=None)
     assert says("verify", path).splitlines()[-1] == "nothing is wrong with it"
 

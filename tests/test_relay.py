@@ -493,6 +493,14 @@ def test_a_cancel_in_an_array_does_not_reach_a_call_that_others_wait_for(bench: 
     assert bench.statuses() == ["PENDING"]
 
 
+def test_a_cancel_in_an_array_of_a_call_that_the_journal_answered_goes_nowhere(bench: Bench) -> None:
+    bench.call(call(1, seq=1), result(1))
+    bench.ask(call(2, seq=1))
+    array = b'[%b,{"jsonrpc":"2.0","id":9,"method":"ping"}]\n' % cancel(2).rstrip()
+    assert bench.ask(array) == []
+    assert bench.up.lines == [call(1, seq=1), b'{"jsonrpc":"2.0","id":9,"method":"ping"}\n']
+
+
 def test_other_cancels_in_an_array_pass(bench: Bench) -> None:
     bench.ask(request("ping", 5), call(1))
     array = b"[%b]\n" % cancel(5).rstrip()
