@@ -34,6 +34,7 @@ class Family:
         self.root = root
         self._forks = {fork.branch: fork for fork in forks}
         self.members: Final = (root, *self._forks)  # oldest first
+        self.partings: Final = frozenset(fork.sequence for fork in forks)  # the first places of branches
 
     @property
     def newest(self) -> str:
@@ -68,6 +69,14 @@ class Family:
         past = self._past(branch, sequence)
         others = (member for member in reversed(self.members) if member != branch)
         return [member for member in others if self._past(member, sequence) == past]
+
+    def parting(self, branch: str, other: str) -> int | None:
+        """The first place that two members do not share; None for one and itself."""
+        for mine, theirs in zip(self.line(branch), self.line(other), strict=False):
+            if mine != theirs:
+                is_one = mine.owner == theirs.owner
+                return min(end for end in (mine.below, theirs.below) if end is not None) if is_one else mine.start
+        return None
 
     def _past(self, branch: str, sequence: int) -> list[Stretch]:
         """The history below a sequence."""

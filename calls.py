@@ -15,13 +15,13 @@ import wire
 from branches import Fork
 from catalog import Catalog
 from journal import Journal, JournalBusy, JournalFailed
-from locate import Ask, Place, Unpinned, Via
+from locate import Ask, Place, Unpinned
 from places import Pin, PinError, read_pin
 from refusals import Reason, Refusals, is_resolved_failed
 from reports import Reports
 from settings import Settings
 from states import (
-    MAX_SEQUENCE,
+    REDACTED_ARGUMENTS,
     Action,
     Answered,
     Cause,
@@ -40,7 +40,7 @@ from workflows import Decision, Workflows
 
 _log = logging.getLogger("checkpoint.calls")
 
-REDACTED_ARGUMENTS: Final = b'{"checkpoint_redacted":true}'
+_OTHER_SHAPE: Final = "its answer on record is of another shape"
 
 
 @dataclass(slots=True, eq=False)
@@ -249,13 +249,15 @@ class Calls:
         if request.is_read_only and not self._workflows.expects(ask, workflow_id):
             self._pass_by(request)  # and the cursor stays
             return
-        decision = self._trusting(ask, self._workflows.decide(ask, workflow_id, self._given_up))
-        is_taken = self._act(request, ask, decision)
-        self._workflows.went(ask, workflow_id, decision, is_taken=is_taken)
+        decision = self._workflows.decide(ask, workflow_id, self._in_flight, self._may_repeat)
+        if decision.action is Action.PROCEED:
+            self._dispatch(request, ask, decision)  # it happens when its row is on disk
+        else:
+            self._workflows.happened(ask, decision, is_refused=not self._act(request, decision))
 
-    def _given_up(self) -> list[Entry]:
-        """The calls that upstream may still answer though nobody waits for them."""
-        return [flight.entry for flight in self._flights.values() if flight.is_given_up]
+    def _in_flight(self) -> dict[int, Entry]:
+        """The calls that upstream may still answer, by the ids of their rows."""
+        return {flight.entry.id: flight.entry for flight in self._flights.values()}
 
     def _ask(self, request: _Request) -> Ask:
         call, state = request.call, request.call.request_state
@@ -268,35 +270,24 @@ class Calls:
             is_next_leg=call.is_next_leg,
         )
 
-    def _trusting(self, ask: Ask, decision: Decision) -> Decision:
-        """A call in doubt may run again at its own place if its server says that this changes nothing."""
-        doubt, via = decision.place.entry, decision.place.via
-        if decision.action is not Action.REFUSE_IN_DOUBT or self._catalog is None or doubt is None:
-            return decision
-        is_itself = via is not Via.NEW and doubt.signature == ask.signature
+    def _may_repeat(self, doubt: Entry) -> bool:
+        """Whether a call in doubt may run again, since its server says that this changes nothing."""
         is_over = all(flight.entry.id != doubt.id for flight in self._flights.values())
-        if not (is_itself and is_over and self._catalog.is_repeatable(ask.tool_name)):
-            return decision
-        _log.warning("workflow %s, sequence %d: in doubt, and runs again as its server's hints allow", *doubt.place)
-        return decision._replace(action=Action.PROCEED)
+        return is_over and self._catalog is not None and self._catalog.is_repeatable(doubt.tool_name)
 
     # ---------------------------------------------------------------------------------------------- what a place means
 
-    def _act(self, request: _Request, ask: Ask, decision: Decision) -> bool:
-        """Does what was decided; whether the call is answered or under way then, and not refused."""
-        entry = decision.place.entry
-        if decision.place.sequence > MAX_SEQUENCE:
-            self._refuse(request, Reason.INVALID_META, why="the workflow's last row has the highest sequence there is")
-            return False
-        if decision.action is Action.PROCEED:
-            self._dispatch(request, ask, decision)
-            return True
+    def _act(self, request: _Request, decision: Decision) -> bool:
+        """Answers a call from the journal, or refuses it; whether it is answered then, or will be."""
+        entry = decision.blocked_by or decision.place.entry
         assert entry is not None  # every other action speaks of a row
         match decision.action:
             case Action.JOIN:
                 return self._join(request, entry)
             case Action.REPLAY if not _fits(entry, request):
-                self._refuse(request, Reason.DIVERGED, entry=entry, why="its answer on record is of another shape")
+                self._refuse(request, Reason.DIVERGED, entry=entry, why=_OTHER_SHAPE)
+            case Action.REPLAY if entry.result is None and entry.error is None:  # somebody has edited the journal
+                self._refuse(request, Reason.JOURNAL_UNAVAILABLE, entry=entry, why="its answer is missing there")
             case Action.REPLAY:
                 self._replay(request, entry)
                 return True
@@ -304,14 +295,27 @@ class Calls:
                 self._refuse(request, Reason.IN_DOUBT, entry=entry)
             case Action.REFUSE_PRUNED:
                 self._refuse(request, Reason.DIVERGED, entry=entry, why="its row was pruned")
+            case Action.DIVERGE if decision.blocked_by is not None:
+                why = (
+                    "it is on record there, and no call has shown yet which branch is meant: send the pins in order, or"
+                    " start with the branch as --workflow-id"
+                )
+                self._refuse(request, Reason.DIVERGED, entry=entry, why=why)
             case Action.DIVERGE:
                 self._diverge(request, entry)
+            case Action.PROCEED:
+                raise AssertionError("a call that proceeds is dispatched")
             case _:
                 assert_never(decision.action)
         return False
 
     def _dispatch(self, request: _Request, ask: Ask, decision: Decision) -> None:
         """Lets a call go upstream as soon as its row is on disk, and the branch that begins with it."""
+        before = decision.place.entry
+        if before is not None and before.status is Status.IN_DOUBT:
+            _log.warning(
+                "workflow %s, sequence %d: in doubt, and runs again as its server's hints allow", *before.place
+            )
         fork = decision.move and decision.move.fork
         entry = self._draft(request, ask, decision.place)
         facts: list[Fact] = [Dispatched(entry)]
@@ -326,6 +330,7 @@ class Calls:
         def leave(slot: Slot) -> None:
             if flight is self._beginning:
                 self._beginning = None
+            self._workflows.happened(ask, decision)
             slot.fill(request.line)
             flight.left_at = self._loop.time()
             if not self._settings.restarts_upstream:
@@ -370,7 +375,7 @@ class Calls:
         del self._requests[request.id]
         is_error = entry.error is not None
         body = entry.error if entry.error is not None else entry.result
-        assert body is not None  # the journal's CHECK constraints say so of every row that is replayed
+        assert body is not None  # else it was refused
         self._turn.reply(self._replayed(request, entry, body, is_error=is_error))
         self._turn.answered(entry)
         if is_error and is_resolved_failed(body):
@@ -417,10 +422,10 @@ class Calls:
         """Forgets a call that was not dispatched, and refuses it to whoever waits."""
         self._turn.withdraw(flight.entry)
         self._journal.withdraw(flight.entry)
+        self._workflows.withdrawn(flight.entry)
         if flight.fork is not None:
             self._beginning = None
             self._journal.withdraw_fork(flight.fork)
-            self._workflows.withdraw(flight.fork)
         for request in self._release(flight):
             self._refuse(request, reason, entry=replace(flight.entry, status=Status.NOT_SENT), why=why)
 
@@ -487,7 +492,7 @@ class Calls:
                 continue  # upstream cannot mean a call that it has not got under this id
             flights.append(flight)
             if flight.fact is None:  # a second answer changes nothing: it only may not overtake the first
-                flight.answer = answer
+                flight.answer = answer._replace(members={})  # which may be large, and have said what they have to say
                 facts += self._conclude(flight, self._fact(flight.entry, answer, is_stdin_closed))
         if flights:
             self._hold_back(line, facts, flights)
@@ -543,13 +548,20 @@ class Calls:
     def _land(self, flight: _Flight, slot: Slot) -> bool:
         """Answers whoever waits for a call that is over, as its fact says; whether upstream's own line may pass too."""
         waiting, answer = self._release(flight), flight.answer
-        if answer is None or isinstance(flight.fact, Doubted):
+        if answer is None or not isinstance(flight.fact, Answered):
+            self._workflows.released(flight.entry)
             self._tell(flight, waiting, slot)
             return False
-        if waiting:
+        recorded = replace(flight.entry, status=flight.fact.status, error=answer.body if answer.is_error else None)
+        served = [request for request in waiting if request is flight.first or _fits(recorded, request)]
+        if served:
             self._turn.answered(flight.entry)
+        else:
+            self._workflows.released(flight.entry)
         for request in waiting:
-            if request is not flight.first:
+            if request not in served:
+                self._refuse(request, Reason.DIVERGED, entry=recorded, why=_OTHER_SHAPE)
+            elif request is not flight.first:
                 slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
                 if self._reports is not None:
                     self._reports.replayed(request.message, read_at=request.read_at)
@@ -580,6 +592,7 @@ class Calls:
             return
         said = answer.is_error, answer.body
         entry = replace(flight.entry, status=Status.IN_DOUBT, cause=Cause.JOURNAL_UNAVAILABLE)
+        self._workflows.released(flight.entry)
         for request in self._release(flight):
             id_bytes, reason = request.message.id_bytes, Reason.JOURNAL_UNAVAILABLE
             slot.fill(self._refusals.line(id_bytes, reason, entry=entry, why=str(error), answer=said))
@@ -590,12 +603,14 @@ class Calls:
             del self._flights[flight.first.id]
         if flight.timer is not None:
             flight.timer.cancel()  # which also lets go of its line
+        flight.first.flight = None  # in a circle, they would keep what may be large until it is looked for
         return self._detach(flight)
 
     def _detach(self, flight: _Flight) -> list[_Request]:
         """The requests that waited for a call, and do so no more."""
         waiting, flight.requests = flight.requests, []
         for request in waiting:
+            request.flight = None
             del self._requests[request.id]
         return waiting
 
@@ -639,8 +654,11 @@ class Calls:
 def _fits(entry: Entry, request: _Request) -> bool:
     """Whether a recorded answer is of the shape that a request asks for: a result, or the handle of a task.
 
-    In the 2026-07-28 era the server chooses; before, the request does, with `task`. Errors have one shape.
+    In the 2026-07-28 era the server chooses; before, the request does, with `task`. Errors have one shape, and a result
+    that asks for input is of that era only.
     """
+    if entry.status is Status.INPUT_REQUIRED and entry.error is None:
+        return request.message.is_modern
     is_handle = entry.status is Status.TASK
     if request.message.is_modern:
         return entry.is_modern or not is_handle

@@ -24,19 +24,25 @@ class Listing:
     """The pages of one catalog, as somebody asks for one after the other."""
 
     def __init__(self) -> None:
-        self._tools: list[Any] = []
-        self._next: str | None = None  # the cursor that continues what was read
+        self._tools: list[Mapping[str, Any]] | None = None  # None: a part is missing, or was not understood
+        self._next: object = None  # the cursor that continues what was read
 
-    def page(self, cursor: object, members: Mapping[str, Any]) -> Sequence[Any] | None:
+    def page(self, cursor: object, members: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
         """Takes the answer to one request; all tools once this was the last page of a listing read from its start."""
-        if cursor is None:
-            self._tools = []
-        elif cursor != self._next:
-            return None
-        tools, following = members.get("tools"), members.get("nextCursor")
-        self._tools = [*self._tools, *(tools if isinstance(tools, list) else ())]
-        self._next = following if isinstance(following, str) else None  # an empty one is a cursor too
+        before = [] if cursor is None else self._tools if cursor == self._next else None
+        page, self._next = _named_tools(members.get("tools")), members.get("nextCursor")  # an empty one is a cursor too
+        self._tools = None if before is None or page is None else [*before, *page]
         return self._tools if self._next is None else None
+
+
+def _named_tools(tools: object) -> list[Mapping[str, Any]] | None:
+    """The tools of one page; None if any of it is no tool."""
+    if not isinstance(tools, list):
+        return None
+    named: list[Mapping[str, Any]] = [
+        tool for tool in tools if isinstance(tool, dict) and isinstance(tool.get("name"), str)
+    ]
+    return named if len(named) == len(tools) else None
 
 
 class Catalog:
@@ -50,7 +56,7 @@ class Catalog:
         send: Callable[[bytes], None],
         *,
         is_trusted: bool,
-        on_tools: Callable[[Sequence[Any]], None] = lambda tools: None,
+        on_tools: Callable[[Sequence[Mapping[str, Any]]], None] = lambda tools: None,
     ) -> None:
         self._send = send
         self._is_trusted = is_trusted
@@ -101,6 +107,7 @@ class Catalog:
     def list_changed(self) -> None:
         """Forgets what was said and asks again."""
         self._hints.clear()
+        self._theirs = Listing()  # what they go on with is of another catalog
         self._is_wanted |= self._is_known
         self._is_known = False
         if self._meta is not None and self._is_wanted:

@@ -56,8 +56,8 @@ class Context:
 # ---------------------------------------------------------------------------------------------------------- arguments
 
 
-def add_to(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
-    """Adds `journal` and its subcommands. `run` takes the parsed arguments; what each does is in `act`."""
+def add_to(commands: Any, run: str) -> None:
+    """Adds `journal` and its subcommands. `run` is the name of this command; what each of its own does is in `act`."""
     parser = commands.add_parser(
         "journal", help="look into a journal, settle what is in doubt, prune", description=_DESCRIPTION, epilog=_EPILOG
     )

@@ -10,7 +10,7 @@ import itertools
 import logging
 import random
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -44,14 +44,15 @@ _MARKS_WAIT_S: Final = 1.0  # for a commit to ride in; then they get one of thei
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """What is to be sent."""
+    """What is to be sent: a registration, a report in memory, or one that has a row in the journal."""
 
     path: str
     tool_name: str
     body: bytes
     at_ms: int
-    id: int | None = None  # of its row in the journal
+    row: int | None = None
     attempts: int = 0
+    due: float = 0.0  # on the loop's clock; counts for what has no row
 
 
 class Sending(Protocol):
@@ -91,57 +92,62 @@ class Courier:
         self._start_exchange = start_exchange
         self._jitter = jitter
         self._registration: _Item | None = None  # the newest, until it was taken
-        self._fresh: deque[_Item] = deque()  # not on disk, never answered
-        self._postponed: list[tuple[float, int, _Item]] = []  # not on disk, by when they are due
+        self._fresh: deque[_Item] = deque()  # in memory, never answered
+        self._postponed: list[tuple[float, int, _Item]] = []  # in memory, by when they are due
         self._rows: deque[_Item] = deque()  # read from the journal
         self._may_find_rows = True
         self._sending: dict[_Item, Sending] = {}
         self._marks: dict[int, ReportDelivered | ReportFailed] = {}  # by row, not on disk
         self._riding: tuple[list[_Item], list[int]] = ([], [])
         self._numbers = itertools.count()
-        self._paused_until = 0.0
-        self._news_at = 0.0  # when a call last left us something to report
-        self._timer: Handle | None = None
+        self._silent_until = 0.0  # the endpoint cannot be reached, or asked for time
+        self._call_at = 0.0  # when a call last left us something to report
+        self._timer: tuple[float, Handle] | None = None
         self._is_ending = False
         self._problem: str | None = None
 
     # ---------------------------------------------------------------------------------------------- what is to be sent
 
+    def hear(self) -> None:
+        """To be called when there was something to report of a call: the loop has better to do for a moment."""
+        self._call_at = self._loop.time()
+        self._wake_in(_QUIET_S)
+
     def take(self, report: ReportQueued) -> None:
         """Takes a report that no outcome carries to disk."""
-        if len(self._fresh) >= MAX_IN_MEMORY:
-            dropped = self._fresh.popleft()
+        if len(self._fresh) + len(self._postponed) >= MAX_IN_MEMORY:
+            dropped = heapq.heappop(self._postponed)[2] if self._postponed else self._fresh.popleft()
             _log.warning("a report of %s was dropped: %d wait in memory already", dropped.tool_name, MAX_IN_MEMORY)
         self._fresh.append(_Item(REPORT_PATH, report.tool_name, report.body, report.at_ms))
-        self._hear_news()
 
     def register(self, tools: Sequence[Mapping[str, str]] | None) -> None:
         """Registers the server, with a catalog or without one; what was to be registered before is out of date."""
         body = encode(build_registration_body(self._config, tools))
         self._registration = _Item(REGISTER_PATH, "", body, self._now_ms())
-        self._hear_news()
+        self.hear()
 
     def facts(self) -> Sequence[Fact]:
         """What is worth no commit of its own."""
-        self._riding = list(self._fresh), list(self._marks)
-        base_url = self._config.base_url
-        queued = [ReportQueued(None, base_url, item.tool_name, item.body, item.at_ms) for item in self._fresh]
-        return [*queued, *self._marks.values()]
+        items = [*self._fresh, *(item for _, _, item in self._postponed)]
+        self._riding = items, list(self._marks)
+        return [*map(self._queued, items), *self._marks.values()]
+
+    def _queued(self, item: _Item) -> ReportQueued:
+        wait_ms = round(1000 * max(0.0, item.due - self._loop.time()))
+        url, due_at = self._config.base_url, self._now_ms() + wait_ms
+        return ReportQueued(None, url, item.tool_name, item.body, item.at_ms, item.attempts, due_at)
 
     def are_on_disk(self) -> None:
         """To be called once a commit was made, with what `facts` gave."""
         items, marks = self._riding
-        for _ in items:
-            self._fresh.popleft()
+        if items:
+            self._fresh.clear()
+            self._postponed.clear()
         for row in marks:
             del self._marks[row]
         self._riding = ([], [])
         self._may_find_rows = True
-        self._hear_news()
-
-    def _hear_news(self) -> None:
-        self._news_at = self._loop.time()
-        self._arm(_QUIET_S)
+        self._wake_in(_QUIET_S)
 
     # --------------------------------------------------------------------------------------------------------- the end
 
@@ -150,55 +156,69 @@ class Courier:
         """Whether nothing is on its way, and nothing could be."""
         if self._sending:
             return False
-        return self._is_paused or not (self._registration or self._fresh or self._rows or self._may_find_rows)
+        return self._is_silent or not (self._must_register or self._fresh or self._rows or self._may_find_rows)
 
     def hurry(self) -> None:
         """Sends what there is, at once: this process is about to end."""
         self._is_ending = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._may_find_rows = True
         self._sweep()
 
     def close(self) -> None:
         """Gives up what is on its way; whatever is in the journal, or will be in a moment, is sent another time."""
         self._is_ending = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._sleep()
         for item, exchange in self._sending.items():
             exchange.cancel()
             self._put_back(item)
         self._sending.clear()
         can_keep = self._journal is not None and self._journal.has_dispatched
-        if lost := len(self._postponed) + (0 if can_keep else len(self._fresh)):
-            _log.warning("%d reports were in memory only, and are lost", lost)
+        if lost := 0 if can_keep else len(self._postponed) + len(self._fresh):
+            _log.warning("%s in memory only, and lost", "a report was" if lost == 1 else f"{lost} reports were")
 
     # ----------------------------------------------------------------------------------------------------------- sweeps
 
     @property
-    def _is_paused(self) -> bool:
-        return self._loop.time() < self._paused_until
+    def _must_register(self) -> bool:
+        waiting = self._registration
+        return waiting is not None and waiting not in self._sending and waiting.due <= self._loop.time()
 
-    def _arm(self, delay_s: float) -> None:
-        if self._timer is None and not self._is_ending:
-            self._timer = self._loop.call_later(delay_s, self._sweep)
+    @property
+    def _is_silent(self) -> bool:
+        return self._loop.time() < self._silent_until
+
+    @property
+    def _quiet_s(self) -> float:
+        return self._loop.time() - self._call_at
+
+    def _wake_in(self, delay_s: float) -> None:
+        """Sweeps in so many seconds, or before if that is due already."""
+        at = self._loop.time() + delay_s
+        if self._is_ending or (self._timer is not None and self._timer[0] <= at):
+            return
+        self._sleep()
+        self._timer = at, self._loop.call_later(delay_s, self._sweep)
+
+    def _sleep(self) -> None:
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
 
     def _sweep(self) -> None:
-        self._timer = None
-        if self._is_paused:
-            self._arm(self._paused_until - self._loop.time())
-        else:
-            quiet_s = self._loop.time() - self._news_at
-            is_free = self._is_ending or quiet_s >= _QUIET_S
-            while len(self._sending) < (_AT_ONCE if is_free else 1) and (item := self._next()) is not None:
-                self._send(item)
-            if not is_free:
-                self._arm(_QUIET_S)
-            elif not self._sending:
-                self._wait(quiet_s)
+        """Sends what may be sent now, and sets the timer for the rest."""
+        self._sleep()
+        is_free = self._is_ending or self._quiet_s >= _QUIET_S
+        at_once = 0 if self._is_silent else _AT_ONCE if is_free else 1
+        while len(self._sending) < at_once and (item := self._next()) is not None:
+            self._send(item)
+        if not self._sending and self._quiet_s >= _MARKS_WAIT_S:
+            self._commit_marks()
+        if (delay_s := min(self._delays(is_free=is_free), default=None)) is not None:
+            self._wake_in(max(_PACE_S, delay_s))
         self._on_change()
 
     def _next(self) -> _Item | None:
-        if self._registration is not None and self._registration not in self._sending:
+        if self._must_register:
             return self._registration
         if self._fresh:
             return self._fresh.popleft()
@@ -209,40 +229,46 @@ class Courier:
         return self._rows.popleft() if self._rows else None
 
     def _read_rows(self) -> None:
-        """Reads what is due, once all that was sent before is marked as such."""
-        if self._journal is None or not self._journal.has_dispatched:
-            self._may_find_rows = False
-            return
+        """Reads what is due, but for what is on its way; all that was sent before must be marked as such by then."""
         self._commit_marks()
-        if not self._marks:
-            self._may_find_rows = False
+        if self._marks:
+            return  # the journal is busy, or takes no more
+        self._may_find_rows = False
+        if self._journal is not None and self._journal.has_dispatched:
             with contextlib.suppress(JournalError):  # calls are told; what is on disk stays there
                 due = self._journal.due_reports(self._config.base_url, self._now_ms(), _BATCH)
-                self._rows.extend(_Item(REPORT_PATH, row.tool_name, row.body, 0, row.id, row.attempts) for row in due)
+                on_their_way = {item.row for item in self._sending}
+                self._rows.extend(
+                    _Item(REPORT_PATH, row.tool_name, row.body, 0, row.id, row.attempts)
+                    for row in due
+                    if row.id not in on_their_way
+                )
                 self._may_find_rows = len(due) == _BATCH
 
     def _commit_marks(self) -> None:
         if self._marks:
-            news_at = self._news_at
             self._commit()
-            self._news_at = news_at  # that was no news of a call
 
-    def _wait(self, quiet_s: float) -> None:
-        """Arms the timer for what there is to do later, if anything is."""
-        if quiet_s >= _MARKS_WAIT_S:
-            self._commit_marks()
-        if self._marks:
-            self._arm(_MARKS_WAIT_S)
+    def _delays(self, *, is_free: bool) -> Iterator[float]:
+        """In how many seconds there is something to do, for each reason that there is."""
+        now = self._loop.time()
+        if self._is_silent:
+            yield self._silent_until - now
             return
-        delays = [due - self._loop.time() for due, _, _ in self._postponed[:1]]
-        if self._journal is not None and self._journal.has_dispatched:
+        if not is_free:
+            yield _QUIET_S
+        if self._sending:
+            return  # when they are done, we are called
+        if self._marks:
+            yield _MARKS_WAIT_S
+        if self._registration is not None:
+            yield self._registration.due - now
+        yield from (due - now for due, _, _ in self._postponed[:1])
+        if self._journal is not None and self._journal.has_dispatched and not self._marks:
             with contextlib.suppress(JournalError):
-                due_at = self._journal.next_report_at(self._config.base_url)
-                if due_at is not None:
-                    self._may_find_rows = True
-                    delays.append((due_at - self._now_ms()) / 1000)
-        if delays:
-            self._arm(max(_PACE_S, min(delays)))
+                if (due_at := self._journal.next_report_at(self._config.base_url)) is not None:
+                    self._may_find_rows |= not self._is_ending
+                    yield (due_at - self._now_ms()) / 1000
 
     # ------------------------------------------------------------------------------------------------------- exchanges
 
@@ -263,56 +289,51 @@ class Courier:
         if self._sending.pop(item, None) is None:
             return
         verdict = after(answer, item.attempts, jitter=self._jitter())
-        self._note(answer)
+        self._tell(answer, "registration" if item.path == REGISTER_PATH else "report")
         if verdict.kind is Fate.UNREACHABLE:
-            self._paused_until = self._loop.time() + verdict.delay_s
+            self._silent_until = self._loop.time() + verdict.delay_s
             self._put_back(item)
         else:
-            item.attempts += 1
             if answer.retry_after is not None:  # it speaks for the whole endpoint
-                self._paused_until = max(self._paused_until, self._loop.time() + answer.retry_after)
+                self._silent_until = self._loop.time() + answer.retry_after
+            item.attempts += 1
             self._settle(item, verdict, answer.error or "")
-        is_free = self._is_ending or self._loop.time() - self._news_at >= _QUIET_S
-        if is_free:
+        if self._is_ending or self._quiet_s >= _QUIET_S:
             self._sweep()
         else:
-            self._arm(_PACE_S)
+            self._wake_in(_PACE_S)
 
     def _put_back(self, item: _Item) -> None:
-        if item is self._registration:
-            return
-        if item.id is not None:
+        """It is as if it had not been sent."""
+        if item.row is not None:
             self._rows.appendleft(item)
         elif item.attempts:
-            self._postpone(item, 0.0)
-        else:
+            self._postpone(item)
+        elif item.path == REPORT_PATH:
             self._fresh.appendleft(item)
 
-    def _postpone(self, item: _Item, delay_s: float) -> None:
-        heapq.heappush(self._postponed, (self._loop.time() + delay_s, next(self._numbers), item))
+    def _postpone(self, item: _Item) -> None:
+        heapq.heappush(self._postponed, (item.due, next(self._numbers), item))
 
     def _settle(self, item: _Item, verdict: Verdict, error: str) -> None:
         """The endpoint has answered."""
-        fate, delay_s = verdict
-        is_over = fate is not Fate.RETRY
-        if item.id is not None and fate is Fate.DELIVERED:
-            self._marks[item.id] = ReportDelivered(item.id)
-        elif item.id is not None:
-            due_at = None if is_over else self._now_ms() + round(delay_s * 1000)
-            self._marks[item.id] = ReportFailed(item.id, item.attempts, due_at, error)
-        elif item is self._registration:
-            if is_over:
-                self._registration = None
-            else:
-                self._paused_until = max(self._paused_until, self._loop.time() + delay_s)
+        is_over = verdict.kind is not Fate.RETRY
+        item.due = self._loop.time() + verdict.delay_s
+        if item.row is not None and verdict.kind is Fate.DELIVERED:
+            self._marks[item.row] = ReportDelivered(item.row)
+        elif item.row is not None:
+            due_at = None if is_over else self._now_ms() + round(verdict.delay_s * 1000)
+            self._marks[item.row] = ReportFailed(item.row, item.attempts, due_at, error)
         elif item.path == REPORT_PATH and not is_over:
-            self._postpone(item, delay_s)
+            self._postpone(item)
+        elif item is self._registration and is_over:
+            self._registration = None
 
-    def _note(self, answer: Answer) -> None:
-        """Says when the endpoint begins or ceases to take reports, and not with every one."""
+    def _tell(self, answer: Answer, what: str) -> None:
+        """Says when the endpoint begins or ceases to take what is sent, and not with everything."""
         problem = None if answer.delivered else str(answer.status)
         if problem is not None and problem != self._problem:
-            _log.warning("the report endpoint did not take a report: %s", answer.error)
+            _log.warning("the report endpoint did not take a %s: %s", what, answer.error)
         elif problem is None and self._problem is not None:
-            _log.info("the report endpoint takes reports again")
+            _log.info("the report endpoint takes what is sent again")
         self._problem = problem

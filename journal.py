@@ -236,6 +236,10 @@ class Journal:
         with self._reading as records:
             return records.standing(workflow_id, sequence)
 
+    def unanswered(self) -> list[Entry]:
+        """The calls of this process without an answer on disk, those included whose own row is not there yet."""
+        return list(self._live.values())
+
     def next_attempt(self, workflow_id: str, sequence: int) -> int:
         """The number of one more attempt at a place that has had some."""
         with self._reading as records:
@@ -351,15 +355,20 @@ class Journal:
         call_id: str | None = None,
         is_modern: bool = False,
     ) -> Entry:
-        """An entry that claims its place; nothing is on disk before its Dispatched fact is appended."""
+        """An entry that claims its place; nothing is on disk before its Dispatched fact is appended.
+
+        Texts are storable.
+        """
         if self.failure is not None:
             raise JournalFailed(self.failure)
         last = self.last_sequence(workflow_id)
         if sequence > MAX_SEQUENCE:
             raise JournalError(f"workflow {workflow_id} has no place after {last}; use another workflow")
+        if attempt > 1:
+            self.rounds()  # one that this is a leg of cannot be read any more while the leg is under way
         drafted = Entry(
-            self._next_id, workflow_id, sequence, attempt, storable(tool_name), signature, arguments, Status.PENDING,
-            started_at=started_at, call_id=None if call_id is None else storable(call_id), is_modern=is_modern,
+            self._next_id, workflow_id, sequence, attempt, tool_name, signature, arguments, Status.PENDING,
+            started_at=started_at, call_id=call_id, is_modern=is_modern,
         )  # fmt: skip
         self._next_id += 1
         self._live[workflow_id, sequence] = drafted
@@ -381,22 +390,23 @@ class Journal:
         self._families.pop(root_of(fork.branch), None)
 
     def append(self, facts: Sequence[Fact]) -> None:
-        """Commits facts together; on return they are on disk.
+        """Commits facts together; on return they are on disk. With its first dispatch this process becomes the owner.
 
         Raises JournalBusy (nothing was written, try again) or JournalFailed (they may or may not be on disk; this
         process writes no more).
         """
         epoch = self._epoch
         with self._transaction() as database:
-            if epoch is None:
+            if epoch is None and any(isinstance(fact, Dispatched) for fact in facts):
                 epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
             pending = (entry.id for entry in self._live.values() if entry.status is Status.PENDING)
             settled_below = min(pending, default=self._next_id)
             for fact in facts:
-                self._insert(database, fact, epoch, settled_below)
+                self._insert(database, fact, epoch or 0, settled_below)
             self._close_doubts(database, facts)
         self._wal_inode = self._wal_inode or inode_of(self._files.wal)
-        self._epoch = self._newest_epoch = epoch
+        if epoch is not None:
+            self._epoch = self._newest_epoch = epoch
         self._new_pages += _PAGES_PER_COMMIT + sum(map(_size, facts)) // _PAGE_BYTES
         for fact in facts:
             self._remember(fact)
@@ -465,10 +475,10 @@ class Journal:
                     "INSERT INTO forks (root, branch, parent, sequence, forked_at) VALUES (?, ?, ?, ?, ?)",
                     (root_of(fork.branch), *fork, at_ms),
                 )
-            case Delivered(entry):
+            case Delivered(dispatch):
                 # Since it was replayed, its row may have been pruned.
                 database.execute(
-                    "INSERT OR IGNORE INTO deliveries (dispatch) SELECT id FROM dispatches WHERE id = ?", (entry.id,)
+                    "INSERT OR IGNORE INTO deliveries (dispatch) SELECT id FROM dispatches WHERE id = ?", (dispatch,)
                 )
             case TaskEnded(entry, method, at_ms, result, error):
                 database.execute(

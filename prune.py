@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from branches import root_of
-from reader import VOID_SQL
 from render import clean, count, iso, quoted, size
-from states import Status
+from states import VOID_SQL, Status
 from storage import Files
 from writing import transaction, writing
 

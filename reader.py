@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeVar, get_args, get_type_hints
 from branches import Family, Fork, root_of
 from processes import is_running
 from render import clean, cut, decoded
-from states import VOID, Cause, Status
+from states import VOID_SQL, Cause, Status
 from storage import Files, JournalError, Lock, connect, is_busy
 
 _BUSY_MS: Final = 5000  # another program may have the database for itself for a moment
@@ -26,7 +26,6 @@ _SHOWN_CHARS: Final = 60  # of a value that should not be there
 _SNIFFED_BYTES: Final = 1 << 20  # of a result in a listing, whose isError is worth reading that much
 
 # Statuses of which nothing can be in the world, for IN.
-VOID_SQL: Final = "('" + "', '".join(sorted(VOID)) + "')"
 # Whether an attempt is what its place holds: the newest of which something may be in the world, else the newest. Most
 # places have but one.
 _STANDS: Final = (

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from branches import Family, Fork
-from states import MAX_SEQUENCE, VOID, Cause, Entry, Round, Status
+from states import MAX_SEQUENCE, VOID, VOID_SQL, Cause, Entry, Round, Status
 
 _ENTRY: Final = (
     "SELECT id, workflow_id, sequence, attempt, tool_name, call_signature, arguments, status, result, error,"
@@ -46,9 +46,9 @@ FROM outcomes JOIN attempts AS a ON a.id = dispatch
 WHERE outcomes.status = 'INPUT_REQUIRED' AND a.status = 'INPUT_REQUIRED' AND NOT EXISTS (
     SELECT 1 FROM attempts AS later
     WHERE later.workflow_id = a.workflow_id AND later.sequence = a.sequence AND later.attempt > a.attempt
-        AND later.status NOT IN ('NOT_SENT', 'NOT_EXECUTED')
+        AND later.status NOT IN VOID
 )
-"""
+""".replace("VOID", VOID_SQL)
 _WITH_STATE: Final = (
     "SELECT d.workflow_id, d.sequence FROM outcomes AS o JOIN dispatches AS d ON d.id = o.dispatch"
     " WHERE o.request_state = ? AND d.call_signature = ? ORDER BY o.dispatch DESC"
@@ -121,10 +121,6 @@ class Records:
     def last_id(self) -> int:
         """The highest id that a dispatch has or had; 0 in an empty journal."""
         return self._one(_LAST_ID) or 0
-
-    def entry(self, workflow_id: str, sequence: int) -> Entry | None:
-        """The newest attempt at a place; what is left of a place that was pruned; None where nothing ever was."""
-        return next(self._attempts(workflow_id, sequence), None)
 
     def standing(self, workflow_id: str, sequence: int) -> Entry | None:
         """What a place holds: its newest attempt of which something may be in the world.

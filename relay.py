@@ -272,12 +272,14 @@ class Relay:
         return is_either_call or message.id in calls
 
     def _read_batch(self, calls: Calls, line: bytes, message: wire.Message) -> None:
-        """An array without a call passes, unless something in it touches a call in flight or answers who is gone.
+        """An array without a call passes, unless something in it may cancel one, shares its id or answers who is gone.
 
         Then its parts do apart.
         """
         is_touched = any(
-            part.cancels in calls or self._shares_id(calls, part) or self._questions.is_to_lost(part)
+            (part.cancels is not None and part.cancels not in self._open)
+            or self._shares_id(calls, part)
+            or self._questions.is_to_lost(part)
             for part in message.batch
         )
         if not is_touched:
@@ -307,7 +309,7 @@ class Relay:
             self._questions.answered(part)
             if part.method is not None and part.id is not None:
                 self._open[part.id] = part
-        if not self._handshake.reads(message, line):
+        if not (self._to_upstream.lets_by(message, line) or self._handshake.reads(message, line)):
             self._up.send(line)
         self._follow(message)
 
@@ -362,7 +364,10 @@ class Relay:
     def _is_refused(self, read: wire.Upstream) -> bool:
         """Whether a line asks under an id that downstream may still answer to a process that is gone: it is refused."""
         ids = [identity for _, identity in read.methods if identity is not None]
-        if not self._settings.restarts_upstream or self._questions.may_ask(ids):
+        if not self._settings.restarts_upstream:
+            return False
+        if self._questions.may_ask(ids):
+            self._questions.withdrawn(read.cancels)
             return False
         _log.warning("a question of upstream's was refused: its id is that of an open one of an upstream that is gone")
         for identity in ids:
@@ -410,7 +415,7 @@ class Relay:
         is_taken = False
         for answer in answers:
             if self._reports is not None:
-                self._reports.answered(answer)
+                self._reports.answered(answer, is_stdin_closed=self.is_upstream_stdin_closed)
             if (request := self._open.pop(answer.id, None)) is not None:
                 self._handshake.answered(answer)
                 self._learn(request, answer)

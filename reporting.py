@@ -21,8 +21,8 @@ examples:
   checkpoint report dead git.db --retry"""
 
 
-def add_to(commands: Any, run: Callable[[argparse.Namespace], int]) -> None:
-    """Adds `report` and its subcommands. `run` takes the parsed arguments; what each does is in `act`."""
+def add_to(commands: Any, run: str) -> None:
+    """Adds `report` and its subcommands. `run` is the name of this command; what each of its own does is in `act`."""
     parser = commands.add_parser(
         "report", help="deliver reports, see what waits or was given up", description=_DESCRIPTION, epilog=_EPILOG
     )

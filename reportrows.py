@@ -31,12 +31,16 @@ class Claim(NamedTuple):
 
 
 def queue(database: sqlite3.Connection, report: ReportQueued) -> None:
-    """Adds a report, due at once; nothing if its dispatch has one already."""
+    """Adds a report, due at once if it says nothing else; nothing if its dispatch has one already."""
     database.execute(
-        "INSERT OR IGNORE INTO reports (id, base_url, tool_name, queued_at, due_at, body)"
-        " VALUES (coalesce(?1, (SELECT min(0, coalesce(min(id), 0)) - 1 FROM reports)), ?2, ?3, ?4, ?4, ?5)",
-        (report.dispatch, report.base_url, report.tool_name, report.at_ms, report.body),
-    )
+        "INSERT OR IGNORE INTO reports (id, base_url, tool_name, queued_at, attempts, due_at, body)"
+        " VALUES (coalesce(?1, (SELECT min(0, coalesce(min(id), 0)) - 1 FROM reports)), ?2, ?3, ?4, ?5,"
+        " coalesce(?6, ?4), ?7)",
+        (
+            report.dispatch, report.base_url, report.tool_name, report.at_ms, report.attempts, report.due_at,
+            report.body,
+        ),
+    )  # fmt: skip
 
 
 def mark_delivered(database: sqlite3.Connection, id: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import wire
 from reporter import Config, build_detection_body, encode
-from states import Answered, Cause, Doubted, Entry, ReportQueued, Status, storable
+from states import Answered, Cause, Doubted, Entry, ReportQueued, Status, status_of_answer, storable
 
 _CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
 
@@ -44,12 +44,14 @@ class Reports:
         *,
         send: Callable[[ReportQueued], None],
         register: Callable[[Sequence[Mapping[str, str]] | None], None],
+        hear: Callable[[], None],
         now_ms: Callable[[], int],
         time: Callable[[], float],
     ) -> None:
         self._config = config
         self._send = send
         self._register = register
+        self._hear = hear
         self._has_begun = False  # registered, with tools or without
         self._now_ms = now_ms
         self._time = time
@@ -60,7 +62,7 @@ class Reports:
         """Takes the name of the client from the params of its `initialize`."""
         self._agent = _name_in(params.get("clientInfo"))
 
-    def listed(self, tools: Iterable[Any]) -> None:
+    def listed(self, tools: Iterable[Mapping[str, Any]]) -> None:
         """Registers the server with a whole catalog, as upstream listed it."""
         self._has_begun = True
         self._register(_registered(tools))
@@ -105,11 +107,15 @@ class Reports:
         if request.id is not None and request.call is not None:
             self._bypassed[request.id] = request, self._time()
 
-    def answered(self, answer: wire.Answer) -> None:
+    def answered(self, answer: wire.Answer, *, is_stdin_closed: bool) -> None:
         """Upstream answered something, which may be a call without a row."""
         found = self._bypassed.pop(answer.id, None)
         if found is not None:
-            self._tell_bypassed(*found, Status.FAILED if answer.is_error else Status.COMPLETED)
+            request, left_at = found
+            status = status_of_answer(
+                answer.is_error, answer.members, is_modern=request.is_modern, is_stdin_closed=is_stdin_closed
+            )
+            self._tell_bypassed(request, left_at, status or Status.IN_DOUBT)
 
     def upstream_gone(self) -> None:
         """Calls without a row that upstream had not answered may have run."""
@@ -139,6 +145,7 @@ class Reports:
             "stages": tuple(stages),
         }
         body = encode(build_detection_body(self._config, report))
+        self._hear()
         return ReportQueued(dispatch, self._config.base_url, tool, body, self._now_ms())
 
 
@@ -156,12 +163,11 @@ def _name_in(client_info: Any) -> str | None:
     return storable(name.replace("\ufeff", " ").strip()) or None  # white space to the endpoint, but not to Python
 
 
-def _registered(tools: Iterable[Any]) -> list[dict[str, str]]:
+def _registered(tools: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
     """The tools of `tools/list` results, as they are registered: name and description."""
     found = []
     for tool in tools:
-        if isinstance(tool, dict) and isinstance(tool.get("name"), str):
-            description = tool.get("description")
-            more = {"description": storable(description)} if isinstance(description, str) else {}
-            found.append({"name": storable(tool["name"]), **more})
+        description = tool.get("description")
+        more = {"description": storable(description)} if isinstance(description, str) else {}
+        found.append({"name": storable(tool["name"]), **more})
     return found

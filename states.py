@@ -31,6 +31,10 @@ class Status(StrEnum):
 VOID: Final = frozenset({Status.NOT_SENT, Status.NOT_EXECUTED})
 
 
+VOID_SQL: Final = "('" + "', '".join(sorted(VOID)) + "')"
+REDACTED_ARGUMENTS: Final = b'{"checkpoint_redacted":true}'  # stands for arguments that are not to be stored
+
+
 class Action(StrEnum):
     """What to do with a call whose place is known."""
 
@@ -136,7 +140,7 @@ def blocking_doubt(doubts: Iterable[Entry], tool_name: str, signature: str, in_f
         if entry.id in in_flight:
             blocks = entry.signature == signature
         elif entry.cause in (Cause.CANCELLED, Cause.TIMEOUT):
-            blocks = entry.tool_name == storable(tool_name)
+            blocks = entry.tool_name == tool_name
         else:
             blocks = True
         if blocks:
@@ -223,7 +227,7 @@ class Forked:
 class Delivered:
     """The client has read the answer to a call. Worth no sync of its own: a lost mark means one more replay."""
 
-    entry: Entry
+    dispatch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +257,8 @@ class ReportQueued:
     tool_name: str
     body: bytes
     at_ms: int
+    attempts: int = 0  # that the endpoint has answered
+    due_at: int | None = None  # epoch ms; None: now
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ FORMAT: Final = 1  # user_version
 
 # Dispatch and outcome are facts that are only ever appended; what a call's status is follows from them in one place,
 # the view `attempts`. A row is written once: nothing is rewritten when a call ends.
-_DDL: Final = """
+DDL: Final = """
 CREATE TABLE journal (
     workflow_id TEXT NOT NULL,
     created_at INTEGER NOT NULL
@@ -179,6 +179,13 @@ PROBES: Final = (
 )
 
 
+# Where another machine or program keeps the locks and syncs, and a log in shared memory may be nobody else's to see.
+_NOT_LOCAL: Final = (
+    *("9p", "afs", "beegfs", "ceph", "cifs", "fuse", "gfs", "lustre", "ncp", "nfs", "ocfs", "prl_fs", "smb"),
+    *("vboxsf", "virtiofs"),
+)
+
+
 class JournalError(Exception):
     """The journal cannot be used; the message names the file and says what to do next."""
 
@@ -193,6 +200,23 @@ def inode_of(path: str) -> Inode | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def kind_if_not_local(folder: str, mounts: str = "/proc/self/mountinfo") -> str | None:
+    """The kind of the file system that holds a folder, if it is one that WAL is not made for; only Linux tells."""
+    try:
+        device = os.stat(folder).st_dev
+        with open(mounts, "rb") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return None
+    at = f"{os.major(device)}:{os.minor(device)}".encode()
+    for line in lines:
+        mount, _, system = line.partition(b" - ")
+        if at in mount.split(maxsplit=3)[2:3]:
+            kind = system.partition(b" ")[0].decode("ascii", "replace")
+            return kind if kind.startswith(_NOT_LOCAL) else None
+    return None
 
 
 class Files:
@@ -279,7 +303,7 @@ class Files:
             database.execute("PRAGMA synchronous = OFF")  # a draft is synced once, as a whole
             database.execute("PRAGMA journal_mode = MEMORY")
             # Stamped before WAL is switched on: a database in WAL mode with no stamp would be a stranger's.
-            database.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{_DDL}")
+            database.executescript(f"PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {FORMAT};{DDL}")
             database.execute("INSERT INTO journal (workflow_id, created_at) VALUES (?, ?)", (workflow_id, now_ms))
             database.execute("PRAGMA journal_mode = WAL")
         sync(draft)

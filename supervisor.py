@@ -174,7 +174,14 @@ class Supervisor:
             commit=lambda: self._relay.commit_riders(),
             on_change=self._changed.set,
         )
-        reports = Reports(config, send=courier.take, register=courier.register, now_ms=_now_ms, time=self._loop.time)
+        reports = Reports(
+            config,
+            send=courier.take,
+            register=courier.register,
+            hear=courier.hear,
+            now_ms=_now_ms,
+            time=self._loop.time,
+        )
         if self._journal is not None:
             self._journal.report_doubt = reports.of_left_doubt
         return courier, reports

@@ -14,18 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from journal import Journal, JournalBusy, JournalFailed
-from states import (
-    Answered,
-    Delivered,
-    Dispatched,
-    Entry,
-    Fact,
-    Forked,
-    ReportDelivered,
-    ReportFailed,
-    ReportQueued,
-    UpstreamStarted,
-)
+from states import Answered, Delivered, Dispatched, Doubted, Entry, Fact, TaskEnded
 from storage import JournalError
 
 _log = logging.getLogger("checkpoint.turn")
@@ -192,7 +181,7 @@ class Lane:
             self._sink.writelines(lines)
 
 
-_OF_NO_CALL: Final = (Forked, UpstreamStarted, ReportQueued, ReportDelivered, ReportFailed)
+_OF_AN_ATTEMPT: Final = (Dispatched, Answered, Doubted, TaskEnded)
 
 WhenOnDisk = Callable[[Slot], None]
 WhenRefused = Callable[[Slot, JournalError], None]
@@ -212,7 +201,7 @@ class _Held:
 
     def speaks_of(self, dispatches: Collection[int]) -> bool:
         """Whether it holds a fact about one of these attempts."""
-        return any(not isinstance(fact, _OF_NO_CALL) and fact.entry.id in dispatches for fact in self.facts)
+        return any(isinstance(fact, _OF_AN_ATTEMPT) and fact.entry.id in dispatches for fact in self.facts)
 
 
 class Turn:
@@ -241,9 +230,9 @@ class Turn:
         self._crash_drill = crash_drill
         self._on_change = on_change
         self._held: list[_Held] = []
-        self._leaving: list[Entry] = []  # their answers are written by the end of this turn
-        self._unread: list[Entry] = []  # their answers were written, and are not read yet
-        self._read: list[Entry] = []  # their answers were read; the next commit says so
+        self._leaving: list[int] = []  # dispatches whose answers are written by the end of this turn
+        self._unread: list[int] = []  # their answers were written, and are not read yet
+        self._read: list[int] = []  # their answers were read; the next commit says so
         self._due: Handle | None = None
         self.owes_replies = False  # lines of our own making may be stuck on their way down
         self.is_crashing = False  # at mid_upstream: what upstream says now must not be read
@@ -281,7 +270,7 @@ class Turn:
 
     def answered(self, entry: Entry) -> None:
         """Notes that the answer to a call is on its way down. Once it was read, a mark rides in the next commit."""
-        (self._unread if self.down.is_clear else self._leaving).append(entry)
+        (self._unread if self.down.is_clear else self._leaving).append(entry.id)
 
     def heard_from_downstream(self) -> None:
         """To be called when downstream says something: where the system does not tell, that is how we know it reads."""
@@ -297,7 +286,7 @@ class Turn:
     def _append(self, journal: Journal, facts: Sequence[Fact]) -> None:
         """Commits facts, and along with them what is worth no commit of its own."""
         self._see_read(0)
-        marks = [Delivered(entry) for entry in self._read]
+        marks = [Delivered(dispatch) for dispatch in self._read]
         riding = self._riders.facts() if self._riders is not None else ()
         if not (facts or marks or riding):
             return

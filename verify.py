@@ -13,9 +13,9 @@ import wire
 from branches import root_of
 from reader import Reader
 from render import clean, count, cut, decoded
-from storage import _DDL, PROBES, JournalError, is_busy
+from states import REDACTED_ARGUMENTS
+from storage import DDL, PROBES, JournalError, is_busy
 
-REDACTED: Final = b'{"checkpoint_redacted":true}'  # what the relay stores in place of arguments
 _MOST: Final = 100  # of one kind of finding; the rest is counted
 _STEP: Final = 2000  # rows between two words of progress
 _GAPS: Final = 5  # that are named for a workflow
@@ -153,7 +153,7 @@ def _unsound(database: sqlite3.Connection, progress: Progress) -> Iterator[str]:
     """Where the tables are not those of a journal, or SQLite itself cannot make sense of them."""
     progress("schema")
     with contextlib.closing(sqlite3.connect(":memory:")) as fresh:
-        fresh.executescript(_DDL)
+        fresh.executescript(DDL)
         expected, found = _schema(fresh), _schema(database)
     for name, (kind, definition) in expected.items():
         if found.get(name) != (kind, definition):
@@ -177,7 +177,7 @@ def _schema(database: sqlite3.Connection) -> dict[str, tuple[str, str]]:
 
 def _tables() -> Iterator[tuple[str, str]]:
     """Every table of a journal, and what stands between its brackets."""
-    return ((found[1], found[2]) for found in _table(_comments("", _DDL)))
+    return ((found[1], found[2]) for found in _table(_comments("", DDL)))
 
 
 def _constraints() -> Iterator[tuple[str, str]]:
@@ -254,7 +254,7 @@ def _signatures(database: sqlite3.Connection, progress: Progress) -> Iterator[Re
                 progress(f"signatures: {number:,} of {total:,}")
             dispatch, workflow_id, sequence, attempt, tool_name, signature, arguments = row
             why = _wrong_signature(tool_name, signature, arguments)
-            if why and arguments == REDACTED:
+            if why and arguments == REDACTED_ARGUMENTS:
                 redacted += 1
             elif why:
                 yield _place(dispatch, workflow_id, sequence, attempt, why)

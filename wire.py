@@ -104,6 +104,7 @@ class Upstream(NamedTuple):
     answers: tuple[Answer, ...] = ()
     methods: tuple[tuple[str, Id | None], ...] = ()
     objects: int = 1  # how many objects it holds, on its own or in arrays
+    cancels: tuple[Id, ...] = ()  # questions of its own that it takes back
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -382,6 +383,9 @@ def _plain(number: _Number) -> int | list[Any]:
 _encoder: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, default=_plain)
 
 
+_HASHED_AT_ONCE: Final = 1 << 18  # characters
+
+
 def canonical(value: Any) -> str:
     """One ASCII text for all spellings of a parsed value: keys sorted, no white space, one form for each number.
 
@@ -399,7 +403,10 @@ def signature(tool: str, arguments: Any) -> str:
     """SHA-256 over tool name and canonical arguments; absent, null and {} are one."""
     import hashlib  # the session server never gets here, and its clients wait for its start
 
-    return hashlib.sha256(canonical([tool, {} if arguments is None else arguments]).encode("ascii")).hexdigest()
+    text, digest = canonical([tool, {} if arguments is None else arguments]), hashlib.sha256()
+    for start in range(0, len(text), _HASHED_AT_ONCE):  # a long one need not be in memory twice
+        digest.update(text[start : start + _HASHED_AT_ONCE].encode("ascii"))
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------- downstream
@@ -578,7 +585,8 @@ def read_upstream(line: bytes, *, is_first: bool = False) -> Upstream | None:
         for fragment in line.split(b"\r"):
             more = _read_upstream(fragment, start=start)
             answers = [answer for answer in more.answers if answer not in read.answers]
-            read = Upstream((*read.answers, *answers), read.methods + more.methods, max(read.objects, more.objects))
+            methods, objects = read.methods + more.methods, max(read.objects, more.objects)
+            read = Upstream((*read.answers, *answers), methods, objects, read.cancels + more.cancels)
             start += len(fragment) + 1
     return read if read.objects else None
 
@@ -593,6 +601,7 @@ def _read_upstream(line: bytes, *, start: int = 0, is_first: bool = False) -> Up
             index = _space(text, _collect(text, index, _lenient, objects)).end()
     answers: list[Answer] = []
     methods: list[tuple[str, Id | None]] = []
+    cancels: list[Id] = []
     for members in objects:
         # Which of two ids counts is the client's parser's choice: each is answered.
         ids = [identity for value, _, _ in _spelt(members, "id") if (identity := _identity(value))]
@@ -609,7 +618,10 @@ def _read_upstream(line: bytes, *, start: int = 0, is_first: bool = False) -> Up
             answers += [Answer(identity, is_error, span, inner, at) for identity in ids]
         elif isinstance(method, str):
             methods.append((method, ids[-1] if ids else None))
-    return Upstream(tuple(answers), tuple(methods), len(objects))
+            if method == CANCELLED:
+                cancelled = _identity(_inner(text, named.get("params", _ABSENT)).get("requestId"))
+                cancels += [cancelled] if cancelled is not None else []
+    return Upstream(tuple(answers), tuple(methods), len(objects), tuple(cancels))
 
 
 def other_spelling(identity: Id) -> Id | None:

@@ -1,18 +1,19 @@
 """Where this process is in each workflow, and what that makes of a call: its place, what the table says, a branch.
 
-One decision per call, made before anything is written and changing nothing: `went` says that it was carried out. What
-changes here (the current branch, what was used) holds for the life of the process; what changes on disk is left to
-whoever acts.
+One decision per call, made before anything is written and changing nothing; `happened` says that it came about, for a
+call that leaves once its row is on disk. What changes here (the current branch, what was used) holds for the life of
+the process; what changes on disk is left to whoever acts.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from branches import Fork, root_of
 from journal import Journal
-from locate import Ask, Place, Progress, Unpinned, Via, locate
-from states import VOID, Action, Entry, Status, blocking_doubt, decide
+from locate import Ask, Place, Progress, Unpinned, Via, locate, rows_behind
+from states import VOID, Action, Cause, Entry, Status, blocking_doubt, decide
 
 _log = logging.getLogger("checkpoint.workflows")
 
@@ -34,6 +35,7 @@ class Decision(NamedTuple):
     action: Action
     place: Place
     move: Move | None = None
+    blocked_by: Entry | None = None  # another place's row, because of which the call is refused
 
 
 class Workflows:
@@ -45,39 +47,69 @@ class Workflows:
         self._forks = forks
         self._progress: dict[str, Progress] = {}  # by root
 
-    def decide(self, ask: Ask, workflow_id: str, given_up: Callable[[], Sequence[Entry]]) -> Decision:
+    def decide(
+        self,
+        ask: Ask,
+        workflow_id: str,
+        in_flight: Callable[[], Mapping[int, Entry]],
+        may_repeat: Callable[[Entry], bool],
+    ) -> Decision:
         """What to do with a call that names a workflow.
 
-        `given_up` tells which calls upstream may still answer though nobody waits any more.
+        `in_flight` tells which calls upstream may still answer, by the ids of their rows; nobody waits for one with a
+        cause. `may_repeat` tells whether a call in doubt may run again at its own place.
         """
         progress = self._progress_in(workflow_id)
         place = locate(ask, progress, self._journal)
-        if place.via is Via.NEW:
-            doubt = self._doubt(ask, progress, given_up())
-            if doubt is not None:
-                return Decision(Action.REFUSE_IN_DOUBT, Place(*doubt.place, doubt, Via.NEW))
-        action = decide(place.entry, ask.signature)
-        if action is Action.DIVERGE and self._may_leave(progress, place):
-            return self._elsewhere(ask, progress, place)
-        return Decision(action, place)
+        decision = Decision(self._action(ask, place.entry, may_repeat), place)
+        if decision.action is Action.DIVERGE and self._may_leave(progress, place):
+            decision = self._elsewhere(ask, progress, place, may_repeat)
+        if decision.action is not Action.PROCEED:
+            return decision
+        if place.via is Via.PIN:  # no doubt but that of its own row is in its way
+            stray = self._stray(ask, progress, decision.place)
+            return decision if stray is None else Decision(Action.DIVERGE, place, blocked_by=stray)
+        doubt = self._doubt(ask, progress, decision, in_flight())
+        return decision if doubt is None else Decision(Action.REFUSE_IN_DOUBT, place, blocked_by=doubt)
+
+    def _action(self, ask: Ask, entry: Entry | None, may_repeat: Callable[[Entry], bool]) -> Action:
+        """What the table says, and a server that is trusted."""
+        action = decide(entry, ask.signature)
+        is_itself = entry is not None and entry.signature == ask.signature
+        if action is Action.REFUSE_IN_DOUBT and entry is not None and is_itself and may_repeat(entry):
+            return Action.PROCEED
+        return action
 
     def expects(self, ask: Ask, workflow_id: str) -> bool:
         """Whether the place that a call means has this very call on record."""
         entry = locate(ask, self._progress_in(workflow_id), self._journal).entry
         return entry is not None and entry.signature == ask.signature
 
-    def went(self, ask: Ask, workflow_id: str, decision: Decision, *, is_taken: bool) -> None:
-        """Notes that a decision was carried out. `is_taken`: the call is answered or under way, and not refused."""
-        progress = self._progress_in(workflow_id)
-        if decision.move is not None:
-            self._tell(progress, decision.move)
-            progress.branch = decision.move.branch
-        if is_taken:
-            progress.passed(decision.place, ask)
+    def happened(self, ask: Ask, decision: Decision, *, is_refused: bool = False) -> None:
+        """Notes that a call was refused or answered or joined as decided, or that it leaves and its row is on disk."""
+        place, move = decision.place, decision.move
+        progress = self._progress[root_of(place.workflow_id)]
+        if move is not None:
+            if move.fork is not None:
+                progress.follow(self._journal.family(progress.family.root))
+            self._tell(progress, move)
+            progress.branch = move.branch
+        if is_refused:
+            return
+        if decision.action is not Action.JOIN:  # else the call that it joined has the place
+            progress.passed(place, ask)
+        if decision.action is not Action.PROCEED:
+            progress.bind(place, ask)
 
-    def withdraw(self, fork: Fork) -> None:
-        """Goes back to where a branch left whose first row was not written."""
-        self._progress[root_of(fork.branch)].branch = fork.parent
+    def released(self, entry: Entry) -> None:
+        """Notes that nobody got an answer from a call that had a place."""
+        self._progress[root_of(entry.workflow_id)].released(entry)
+
+    def withdrawn(self, entry: Entry) -> None:
+        """Notes that the row of a call was not written."""
+        progress = self._progress[root_of(entry.workflow_id)]
+        progress.released(entry)
+        progress.unbind(entry)
 
     def _progress_in(self, workflow_id: str) -> Progress:
         """The progress of a workflow's whole family, since a process is on one branch of it at a time."""
@@ -91,12 +123,33 @@ class Workflows:
         progress.follow(family)
         return progress
 
-    def _doubt(self, ask: Ask, progress: Progress, given_up: Sequence[Entry]) -> Entry | None:
-        """The row in doubt that a new call without a pin may not pass, in the history that it goes on with."""
-        doubts = [entry for entry in (*given_up, *self._journal.doubts()) if progress.sees(entry.place)]
-        if not doubts:
-            return None
-        return blocking_doubt(doubts, ask.tool_name, ask.signature, {entry.id for entry in given_up})
+    def _doubt(self, ask: Ask, progress: Progress, decision: Decision, in_flight: Mapping[int, Entry]) -> Entry | None:
+        """The row in doubt that a call without a pin may not pass, in the history that it goes on with.
+
+        A new call passes none that it may be, in other words. One that has a place of its own passes all but those that
+        this process left itself with the same signature: it may be the call that its client gave up, made again.
+        """
+        place = decision.place
+        doubts = [entry for entry in self._given_up(in_flight) if entry.place != (place.workflow_id, place.sequence)]
+        if place.entry is None and decision.move is None:
+            doubts += self._journal.doubts()
+        else:
+            doubts = [entry for entry in doubts if entry.signature == ask.signature]
+        owner, branches = progress.family.owner, {progress.branch, place.workflow_id}
+        doubts = [
+            doubt for doubt in doubts if doubt.workflow_id in {owner(branch, doubt.sequence) for branch in branches}
+        ]
+        return blocking_doubt(doubts, ask.tool_name, ask.signature, in_flight) if doubts else None
+
+    def _given_up(self, in_flight: Mapping[int, Entry]) -> Iterator[Entry]:
+        """The calls of this process that nobody waits for and whose outcome is not on disk, as rows in doubt."""
+        for entry in self._journal.unanswered():
+            flight = in_flight.get(entry.id)
+            if flight is None:  # lost with its server, or its answer waits for another program that holds the database
+                cause = entry.cause or Cause.JOURNAL_UNAVAILABLE
+                yield replace(entry, status=Status.IN_DOUBT, cause=cause)
+            elif flight.cause is not None:
+                yield flight
 
     # ------------------------------------------------------------------------------------------------------- branches
 
@@ -105,9 +158,12 @@ class Workflows:
 
         A host that sends an id again means that call; and a history that went on past a place cannot be left there.
         """
-        return self._forks and place.via is not Via.CALL_ID and progress.reached <= place.sequence
+        if not self._forks or place.via is Via.CALL_ID:
+            return False
+        drafted = (entry.sequence for entry in self._journal.unanswered() if progress.sees(entry.place))
+        return max(progress.reached, *drafted, 0) <= place.sequence
 
-    def _elsewhere(self, ask: Ask, progress: Progress, place: Place) -> Decision:
+    def _elsewhere(self, ask: Ask, progress: Progress, place: Place, may_repeat: Callable[[Entry], bool]) -> Decision:
         """What to do with a call that diverges: on the branch that has it on record here, or on one that begins."""
         effects = list(self._effects(progress, place.sequence))
         for member in progress.family.sharing(progress.branch, place.sequence):
@@ -115,31 +171,39 @@ class Workflows:
             entry = self._journal.entry(owner, place.sequence)
             if entry is not None and entry.signature == ask.signature:
                 there = place._replace(workflow_id=owner, entry=entry)
-                return Decision(decide(entry, ask.signature), there, Move(member, place.sequence, effects))
+                return Decision(self._action(ask, entry, may_repeat), there, Move(member, place.sequence, effects))
         fork = Fork(progress.family.next_name(), progress.branch, place.sequence)
         there = place._replace(workflow_id=fork.branch, entry=None)
         return Decision(Action.PROCEED, there, Move(fork.branch, place.sequence, effects, fork))
 
+    def _stray(self, ask: Ask, progress: Progress, place: Place) -> Entry | None:
+        """The row of another branch that a pin may mean, as long as no call has shown which branch the agent is on.
+
+        Pins in order show it in time, at the place where the histories part. Who starts us may have named the branch.
+        """
+        family, entry = progress.family, place.entry
+        is_named = progress.branch != family.root and progress.branch == self._journal.workflow_id
+        if is_named or (entry is not None and entry.status not in VOID):
+            return None
+        owners = {family.owner(member, place.sequence) for member in family.members if not progress.is_apart(member)}
+        for owner in owners - {place.workflow_id}:
+            there = self._journal.entry(owner, place.sequence)
+            if there is not None and there.signature == ask.signature and there.status not in VOID:
+                return there
+        return None
+
     def _effects(self, progress: Progress, sequence: int) -> Iterator[str]:
         """What the current branch may have left in the world, from a place on; of many, the first."""
         named = 0
-        for entry in self._entries_from(progress, sequence):
-            if entry.status in VOID or entry.status is Status.PRUNED:
+        for owner, at in rows_behind(sequence - 1, progress, self._journal):
+            entry = self._journal.entry(owner, at)
+            if entry is None or entry.status in VOID or entry.status is Status.PRUNED:
                 continue
             if named == _NAMED_EFFECTS:
                 yield "and more"
                 return
             yield f"{entry.tool_name} at {entry.sequence} ({entry.status})"
             named += 1
-
-    def _entries_from(self, progress: Progress, sequence: int) -> Iterator[Entry]:
-        """What the current branch sees from a place on."""
-        for owner, start, below in progress.family.line(progress.branch):
-            after: int | None = max(sequence, start) - 1
-            while after is not None and (after := self._journal.next_sequence(owner, after, below)) is not None:
-                entry = self._journal.entry(owner, after)
-                if entry is not None:
-                    yield entry
 
     def _tell(self, progress: Progress, move: Move) -> None:
         _log.warning(

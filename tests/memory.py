@@ -183,6 +183,7 @@ class FakeEndpoint:
             self.config,
             send=bench.courier.take,
             register=bench.courier.register,
+            hear=bench.courier.hear,
             now_ms=lambda: NOW_MS,
             time=bench.loop.time,
         )

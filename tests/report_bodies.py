@@ -50,7 +50,7 @@ def bodies() -> Iterator[bytes]:
             reports.refused(request, reason)
         for is_error in (False, True):
             reports.bypassed(request)
-            reports.answered(wire.Answer(wire.Id("integer", 1), is_error, b"", {}, 0))
+            reports.answered(wire.Answer(wire.Id("integer", 1), is_error, b"", {}, 0), is_stdin_closed=False)
         reports.bypassed(request)
         reports.upstream_gone()
         yield from (report.body for report in made)
@@ -58,7 +58,9 @@ def bodies() -> Iterator[bytes]:
 
 def reports_to(made: list[ReportQueued]) -> Reports:
     config = Config(api_key="a-key", server_did="did:web:s.example", server_url="https://s.example/mcp")
-    return Reports(config, send=made.append, register=lambda tools: None, now_ms=lambda: 0, time=lambda: 1.0)
+    return Reports(
+        config, send=made.append, register=lambda tools: None, hear=lambda: None, now_ms=lambda: 0, time=lambda: 1.0
+    )
 
 
 if __name__ == "__main__":

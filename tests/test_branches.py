@@ -92,3 +92,6 @@ def test_a_family_is_what_a_copy_of_the_parents_rows_for_each_branch_would_be(fo
                 name for name in copies if name != branch and copies[name][: sequence - 1] == owners[: sequence - 1]
             ]
             assert family.sharing(branch, sequence) == same[::-1]
+        for other, theirs in copies.items():
+            apart = (at for at, both in enumerate(zip(owners, theirs, strict=True), 1) if both[0] != both[1])
+            assert family.parting(branch, other) == next(apart, None)

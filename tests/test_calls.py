@@ -2,9 +2,12 @@
 
 import json
 import os
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
+import memory
 import pytest
 from memory import (
     Bench,
@@ -16,6 +19,7 @@ from memory import (
     line,
     lose_upstream,
     notification,
+    options,
     read_only,
     reasons,
     request,
@@ -49,7 +53,7 @@ def texts(lines: list[bytes]) -> list[tuple[Any, str]]:
 
 
 def test_a_finished_call_is_replayed_under_the_id_of_the_asker_and_never_runs_again(bench: Bench) -> None:
-    """RM-09: neither the request's id nor other `_meta` takes part in the comparison. RM-13."""
+    """RM-09: neither the request's id nor other `_meta` takes part in the comparison. RM-13, VR-04."""
     said = b'{"result" : {"n":1E5, "u":"\\u00e9","content":[]} ,"id":1,"jsonrpc":"2.0"}\n'
     bench.call(call(1, arguments={"n": 1}, seq=1, meta={"progressToken": 101}), said)
     again = bench.restart()
@@ -116,6 +120,36 @@ def test_places_are_in_the_order_of_requests_and_not_of_answers(bench: Bench) ->
     assert texts(again.ask(*asked)) == [(9, "B"), (8, "A"), (7, "C")]
 
 
+def test_a_clock_that_is_set_back_changes_no_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """RM-12: neither within a call, nor between calls, nor between two starts."""
+    hours = iter(memory.NOW_MS - 3_600_000 * number for number in range(1, 9))
+
+    def set_back() -> None:
+        monkeypatch.setattr(memory, "NOW_MS", next(hours))
+
+    for number, tool in enumerate("abc", 1):
+        assert bench.ask(call(number, tool)) == []
+        set_back()
+        bench.answer(result(number, tool.upper()))
+        set_back()
+    assert bench.select("SELECT sequence FROM calls ORDER BY started_at") == [(3,), (2,), (1,)]
+    again = bench.restart(options("ordered"))
+    assert texts(again.ask(call(7, "a"), call(8, "b"), call(9, "c"))) == [(7, "A"), (8, "B"), (9, "C")]
+    again.call(call(10, "d"), result(10))
+    assert again.rows() == [(n, 1, "COMPLETED") for n in (1, 2, 3, 4)]
+
+
+def test_the_end_of_its_line_is_no_part_of_a_call(bench: Bench) -> None:
+    """FR-07: a client that ends its lines in CR LF, and in LF after the restart, makes the same call."""
+    plain = call(1, arguments={"k": "v"}, seq=1)
+    odd = plain.replace(b"\n", b"\r\n")
+    assert bench.call(odd, result(1)) == [result(1)]
+    assert bench.select("SELECT arguments FROM calls") == [('{"k":"v"}',)]
+    again = bench.restart()
+    assert again.ask(plain, odd) == [result(1), result(1)]
+    assert again.up.lines == []
+
+
 def test_a_pin_may_name_another_workflow_and_places_are_counted_in_each(bench: Bench, path: Path) -> None:
     bench.ask(call(1), call(2, workflow="x"), call(3, workflow="x", seq=7), call(4, workflow="x"))
     with read_only(path) as database:
@@ -123,9 +157,55 @@ def test_a_pin_may_name_another_workflow_and_places_are_counted_in_each(bench: B
     assert rows == [("w", 1), ("x", 1), ("x", 7), ("x", 8)]
 
 
+@pytest.mark.parametrize("wants_task", [True, False])
+def test_who_joins_a_call_gets_no_shape_that_it_did_not_ask_for(bench: Bench, wants_task: bool) -> None:
+    def asked(number: int, *, wants_task: bool) -> bytes:
+        more: dict[str, Any] = {"task": {"ttl": 1}} if wants_task else {}
+        return call(number, seq=1, **more)
+
+    handle = line({"jsonrpc": "2.0", "id": 1, "result": {"task": {"taskId": "x", "status": "working"}}})
+    other = not wants_task
+    bench.ask(asked(1, wants_task=wants_task), asked(2, wants_task=other), asked(3, wants_task=wants_task))
+    got = bench.answer(handle if wants_task else result(1))
+    assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+    assert reasons(bench.ask(asked(4, wants_task=other))) == [(4, "diverged")], "as for a replay"
+
+
+def test_who_joins_a_call_of_the_newer_era_is_not_asked_for_input_in_a_way_that_it_does_not_know(bench: Bench) -> None:
+    bench.ask(call(1, seq=1, is_modern=True), call(2, seq=1), call(3, seq=1, is_modern=True))
+    interim = {"resultType": "input_required", "inputRequests": {"k": {"method": "elicitation/create"}}}
+    got = bench.answer(line({"jsonrpc": "2.0", "id": 1, "result": interim}))
+    assert sorted(reasons(got)) == [(1, None), (2, "diverged"), (3, None)]
+
+
+def test_an_answer_that_is_missing_in_a_journal_that_was_edited_is_refused(bench: Bench, path: Path) -> None:
+    bench.call(call(1, seq=1), result(1))
+    bench.end()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA ignore_check_constraints = ON")
+        database.execute("UPDATE outcomes SET result = NULL")
+        database.commit()
+    again = bench.restart()
+    error = again.error(call(2, seq=1))
+    assert (error["facts"]["reason"], error["facts"]["sequence"]) == ("journal_unavailable", 1)
+    assert "its answer is missing" in error["message"]
+    assert again.up.lines == []
+
+
+def test_a_tool_whose_name_no_file_can_hold_is_still_the_same_tool(bench: Bench) -> None:
+    name = "t\ud800"
+    first = bench.restart(Settings(name="", version="", call_id_keys=("host/id",)))
+    first.ask(call(1, name, meta={"host/id": "c\udfff"}), cancel(1))
+    assert first.select("SELECT tool_name, call_id FROM calls") == [("t\\ud800", "c\\udfff")]
+    again = first.restart()
+    assert again.error(call(2, name, {"n": 2}))["facts"]["cause"] == "cancelled"
+
+
 def test_a_new_call_behind_the_highest_sequence_is_refused(bench: Bench) -> None:
     bench.call(call(1, seq=MAX_SEQUENCE), result(1))
-    assert bench.error(call(2))["code"] == -32602
+    error = bench.error(call(2))
+    assert error["facts"]["reason"] == "journal_unavailable", "its pin is not at fault: it has none"
+    assert f"no place after {MAX_SEQUENCE}; use another workflow" in error["message"]
     bench.call(call(3, seq=5), result(3))
     assert bench.relay.is_idle
 
@@ -149,18 +229,46 @@ def test_a_tool_name_that_no_utf8_can_hold_is_journaled_and_told_apart(bench: Be
     assert bench.error(call(3, "\ud801", seq=1))["facts"]["reason"] == "diverged"
 
 
+@pytest.mark.parametrize(
+    ("written", "respelt", "other"),
+    [
+        (rb'"\udad0"', rb'"\uDAD0"', rb'"\udad1"'),
+        (rb'"\ud83e\udd80"', '"🦀"'.encode(), rb'"\udd80\ud83e"'),
+        (rb'"left\u0000one"', rb'"l\u0065ft\u0000one"', rb'"left\u0000two"'),
+        ('"\u2029\x85"'.encode(), rb'"\u2029\u0085"', rb'"\u2029\n"'),
+        (b"3" * 6000, b"3" * 6000 + b".0", b"3" * 5999 + b"4"),
+        (b"1e400", b"10E399", b"1e401"),
+    ],
+    ids=["half a character", "two halves", "NUL", "separators", "digits", "beyond doubles"],
+)
+def test_odd_arguments_leave_as_they_came_and_are_known_again(
+    bench: Bench, written: bytes, respelt: bytes, other: bytes
+) -> None:
+    """BJ-04, BJ-12, FR-06, BJ-10, BJ-07: also what no UTF-8, C string or double can hold."""
+
+    def asked(request_id: int, value: bytes) -> bytes:
+        return call(request_id, seq=1).replace(b'"arguments":{}', b'"arguments":{"x":%b}' % value)
+
+    assert bench.call(asked(1, written), result(1)) == [result(1)]
+    again = bench.restart()
+    assert texts(again.ask(asked(2, written), asked(3, respelt))) == [(2, "ok"), (3, "ok")]
+    assert again.error(asked(4, other))["facts"]["reason"] == "diverged"
+    assert again.up.lines == []
+
+
 # ----------------------------------------------------------------------------------------------------------- divergence
 
 
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ({"id": 9007199254740993, "f": 1.0}, {"id": 9007199254740992, "f": 1.0}),  # RM-03
-        ({"p": "é"}, {"p": "e\u0301"}),  # RM-06
-        ({"a": None, "b": 1}, {"b": 1}),  # VR-06
+        ({"id": 9007199254740993, "f": 1.0}, {"id": 9007199254740992, "f": 1.0}),
+        ({"p": "é"}, {"p": "e\u0301"}),
+        ({"a": None, "b": 1}, {"b": 1}),
     ],
 )
 def test_another_call_at_a_place_is_refused_with_what_differs(bench: Bench, first: Any, second: Any) -> None:
+    """RM-03 (beyond doubles), RM-06 (composed or not), VR-06 (null or absent): nothing is taken for something else."""
     bench.call(call(1, arguments=first, seq=1), result(1))
     facts = bench.error(call(2, arguments=second, seq=1))["facts"]
     assert (facts["reason"], facts["sequence"], facts["status"]) == ("diverged", 1, "COMPLETED")
@@ -367,12 +475,14 @@ def test_the_same_call_again_after_a_cancel_is_refused_and_other_calls_are_not(b
 
 @pytest.mark.parametrize("way", ["restart", "upstream lost"])
 def test_a_cancelled_call_that_was_lost_stops_only_calls_of_its_tool(bench: Bench, way: str) -> None:
+    """CA-03: and it is not run again at its own place either."""
     bench.ask(call(1, "pay", {"n": 1}), cancel(1))
     if way == "upstream lost":
         assert lose_upstream(bench) == []
         assert bench.relay.has_left_doubt
     again = bench.restart()
     assert again.error(call(2, "pay", {"n": 2}))["facts"]["cause"] == "cancelled"
+    assert again.error(call(2, "pay", {"n": 1}, seq=1))["facts"]["reason"] == "in_doubt"
     assert again.ask(call(3, "look")) == []
     assert again.up.lines == [call(3, "look")]
 
@@ -381,7 +491,7 @@ def test_a_cancelled_call_that_was_lost_stops_only_calls_of_its_tool(bench: Benc
 
 
 def test_a_call_that_was_under_way_when_the_relay_died_is_in_doubt_and_never_runs_by_itself(bench: Bench) -> None:
-    """CW-01."""
+    """CW-01: the refusal names tool and row."""
     bench.ask(call(1, "pay", seq=1))
     again = bench.restart()
     for asked in (call(2, "pay", seq=1), call(3, "pay", {"n": 2}, seq=1), call(4, "pay"), call(5, "look")):
@@ -646,6 +756,7 @@ def test_a_call_that_is_cancelled_while_it_waits_for_the_database_never_leaves(b
 
 
 def test_an_answer_that_cannot_be_stored_is_handed_over_and_recorded_later(bench: Bench, path: Path) -> None:
+    """JL-03: the client is told that the call ran, and that it is not on record yet."""
     bench.ask(call(1, seq=1), call(2, seq=1))
     said = b'{"jsonrpc":"2.0","id":1,"result":{"n":1E5 ,"content":[]}}\n'
     with database_held(path):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import ROOT, Client, call_line, is_running, ledger_lines, relay_words, rows, until, upstream_words
 
+import arguments
 import checkpoint
 from checkpoint import EXIT_CODES, VERSION, build_parser, main
 
@@ -177,8 +178,8 @@ def test_the_examples_of_the_help_are_right() -> None:
     lines = [line for line in (build_parser().epilog or "").splitlines() if line.startswith("  checkpoint ")]
     assert len(lines) >= 3
     for line in lines:
-        args = checkpoint._parse(shlex.split(line)[1:])
-        assert args.run is checkpoint._cmd_demo or checkpoint._upstream_words(args)
+        args = arguments.parse(shlex.split(line)[1:])
+        assert args.run == "demo" or checkpoint._upstream_words(args)
 
 
 def test_exit_codes_are_those_of_the_contract() -> None:
@@ -206,7 +207,7 @@ def test_what_nobody_foresaw_is_told_with_a_traceback(
     def fail(argv: Sequence[str]) -> int:
         raise ZeroDivisionError("unforeseen")
 
-    monkeypatch.setattr(checkpoint, "_parse", fail)
+    monkeypatch.setattr(checkpoint, "parse", fail)
     assert main(["demo"]) == 3
     assert "ZeroDivisionError: unforeseen" in capfd.readouterr().err
 

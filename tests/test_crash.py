@@ -1,8 +1,4 @@
-"""Crashes of real processes with real SIGKILLs. The judge is the upstream's own fsynced ledger, never our journal.
-
-Covers the kinds CW-01, CW-03, CW-04, CW-06, CW-07, JF-03, JF-06, JF-07, JL-01, JL-03, JL-04, SH-09 of the public cases
-with inputs of our own.
-"""
+"""Crashes of real processes with real SIGKILLs. The judge is the upstream's own fsynced ledger, never our journal."""
 
 import contextlib
 import itertools

@@ -406,6 +406,89 @@ def test_a_kill_right_after_a_branch_began_leaves_its_row_in_doubt_and_the_old_b
     assert replayed(fourth, 2, "b") == "b"
 
 
+def strays(bench: Bench, sequence: int, tool: str) -> None:
+    """A pinned call that is refused, since another branch has it on record and the right one is not known yet."""
+    sent = len(bench.up.lines)
+    error = bench.error(call("stray", tool, seq=sequence))
+    assert (error["facts"]["reason"], error["facts"]["sequence"]) == ("diverged", sequence)
+    assert "send the pins in order" in error["message"]
+    assert "--workflow-id" in error["message"]
+    assert bench.up.lines[sent:] == []
+
+
+def test_pins_out_of_order_repeat_nothing_of_the_branch_that_they_mean(bench: Bench) -> None:
+    run(bench, "a", "b", "c", "d")
+    run(bench.restart(), "x", start=3)
+    third = bench.restart()
+    assert replayed(third, 1, "a") == "a"
+    strays(third, 4, "d")
+    assert replayed(third, 3, "c") == "c", "and the process is on the older branch"
+    assert replayed(third, 4, "d") == "d"
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_once_the_branch_is_shown_its_next_call_runs_though_another_has_it_too(bench: Bench, forks: bool) -> None:
+    run(bench, "a", "b", "c", "d")
+    second = bench.restart()
+    run(second, "x", start=3)
+    third = second.restart(options(forks=forks))
+    strays(third, 4, "d")
+    assert replayed(third, 3, "x") == "x"
+    third.call(call(1, "d", seq=4), result(1))
+    assert third.places()[-1] == ("w~1", 4, 1, "d")
+
+
+def test_the_process_that_began_a_branch_is_known_to_be_on_it(bench: Bench) -> None:
+    run(bench, "a", "b", "c", "d")
+    again = bench.restart()
+    assert again.ask(call(1, "x", seq=3), call(2, "d", seq=4)) == []
+    assert again.places()[-1] == ("w~1", 4, 1, "d")
+
+
+def test_who_names_a_branch_at_the_start_means_it(bench: Bench) -> None:
+    run(bench, "a", "b", "c", "d")
+    run(bench.restart(), "x", start=3)
+    named = bench.restart(workflow_id="w~1")
+    named.call(call(1, "d", seq=4), result(1))
+    assert named.places()[-1] == ("w~1", 4, 1, "d")
+
+
+def test_pins_out_of_order_begin_no_branch_with_what_another_has_at_their_place(bench: Bench) -> None:
+    run(bench, "a", "b", "c", "d")
+    run(bench.restart(), "x", "y", start=3)
+    third = bench.restart()
+    strays(third, 4, "d")
+    assert len(branches(third)) == 1
+
+
+def test_pins_out_of_order_do_not_fill_a_free_place_with_what_another_branch_has_there(
+    bench: Bench, path: Path
+) -> None:
+    run(bench, "a", "b", "c", "d")
+    second = bench.restart()
+    run(second, "x", start=3)
+    second.ask(call(1, "d", seq=4))
+    second.end()
+    resolve(path, 4, "NOT_EXECUTED", workflow_id="w~1")
+    third = bench.restart(FORK)
+    strays(third, 4, "d")
+    assert replayed(third, 3, "x") == "x"
+    third.call(call(1, "d", seq=4), result(1))
+    assert third.places()[-1] == ("w~1", 4, 2, "d")
+
+
+def test_the_place_that_shows_a_branch_is_the_one_where_it_parts_from_the_other(bench: Bench) -> None:
+    """Replays above it and below it may be of either."""
+    run(bench, "a", "b", "c", "d", "e")
+    second = bench.restart()
+    run(second, "x", start=3)
+    run(second, "e", start=5)
+    third = bench.restart()
+    for sequence, tool in ((1, "a"), (2, "b"), (5, "e")):
+        assert replayed(third, sequence, tool) == tool
+    strays(third, 4, "d")
+
+
 def test_a_process_stays_on_its_branch_whatever_another_does_meanwhile(bench: Bench) -> None:
     run(bench, "a", "b")
     watcher = bench.restart()

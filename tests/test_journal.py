@@ -110,12 +110,6 @@ def test_the_lowest_doubt_that_stops_a_call_is_named() -> None:
     assert blocking_doubt([lost, other_tool, low], "t", "s", ()) is low
 
 
-def test_a_tool_whose_name_no_file_can_hold_is_still_the_same_tool() -> None:
-    name = "t\ud800"
-    recorded = entry_of(Status.IN_DOUBT, tool=storable(name), cause=Cause.CANCELLED)
-    assert blocking_doubt([recorded], name, "other", ()) is recorded
-
-
 @prop
 @given(st.text(st.characters(codec=None) | st.characters(categories=["Cs"])))
 def test_every_text_can_be_made_storable_once(text: str) -> None:

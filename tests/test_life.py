@@ -1,12 +1,12 @@
 """How a relay process starts, lives beside its peers, and ends: exit codes, signals, pipes, children.
 
-Covers the kinds FR, UD, BP, SH, EN, JF-01, JF-09 of the public cases with inputs of our own. A client closes our stdin,
-sends SIGTERM two seconds later and SIGKILL two seconds after that; those are the limits here.
+A client closes our stdin, sends SIGTERM two seconds later and SIGKILL two seconds after that: the limits here.
 """
 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -15,10 +15,12 @@ import sys
 import termios
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
+from storage_helpers import powerless
 from support import (
     ROOT,
     TESTS,
@@ -43,6 +45,8 @@ from support import (
     watches_stdin,
 )
 
+from storage import kind_if_not_local
+
 # What a client gives us after it closed our stdin and before it kills us; the machine may be busy, so tests that count
 # time count it against the kill.
 CLIENT_PATIENCE_S: Final = 4.0
@@ -61,12 +65,13 @@ def statuses(journal: Path) -> list[str]:
 
 
 def test_the_end_of_an_idle_session_is_exit_0_and_quick(journal: Path, ledger: Path) -> None:
+    """SH-06: upstream is reaped by us, and not left to a process 1 that may reap nobody."""
     with relay(journal, ledger) as client:
         upstream = client.upstream_pid()
         begun = time.monotonic()
         assert client.finish() == 0
         assert time.monotonic() - begun < CLIENT_PATIENCE_S / 2
-        assert process_state(upstream) == ""  # SH-06: reaped by us, not left to a process 1 that may reap nobody
+        assert process_state(upstream) == ""
 
 
 @pytest.mark.parametrize(
@@ -142,6 +147,67 @@ def test_a_journal_that_is_not_ours_is_exit_4_and_stays_as_it_is(ledger: Path, t
         assert client.lines() == []
     assert (path.read_bytes() if path.is_file() else None) == before
     assert ledger_lines(ledger) == effects
+
+
+@pytest.mark.parametrize("kept", ["journal", "folder"])
+def test_a_journal_that_cannot_be_written_is_exit_4_before_upstream_hears_anything(
+    journal: Path, ledger: Path, tmp_path: Path, kept: str
+) -> None:
+    """JF-04: it is not mistaken for a new one, and nothing is relayed without a record."""
+    with relay(journal, ledger) as client:
+        client.call("append", {"n": 1}, seq=1)
+        assert client.finish() == 0
+    before = journal.read_bytes()
+    place, mode = (journal, 0o444) if kept == "journal" else (tmp_path, 0o555)
+    place.chmod(mode)
+    words = relay_words("--journal", journal, upstream=upstream_words(ledger, "hear"))
+    try:
+        with Client([*powerless(), *words]) as client:
+            assert client.wait() == 4
+            assert f"{place} is not writable" in client.stderr_text()
+            assert len(client.stderr_text().splitlines()) == 1
+            assert client.lines() == []
+    finally:
+        place.chmod(0o755)
+    assert journal.read_bytes() == before
+    assert not Path(f"{ledger}.heard").exists()
+
+
+@pytest.fixture
+def fuse(tmp_path: Path) -> Iterator[Path]:
+    """A folder that is another one, seen through FUSE."""
+    (tmp_path / "behind").mkdir()
+    (tmp_path / "fuse").mkdir()
+    words = ["bindfs", str(tmp_path / "behind"), str(tmp_path / "fuse")]
+    if shutil.which("bindfs") is None or subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        pytest.skip("bindfs is not installed or may not mount: a journal behind FUSE was not tried")
+    yield tmp_path / "fuse"
+    unmount = ["umount", "-l"] if os.geteuid() == 0 else ["fusermount", "-u", "-z"]
+    subprocess.run([*unmount, tmp_path / "fuse"], check=True)
+
+
+def test_a_journal_behind_fuse_is_warned_of_and_whole_after_a_kill(fuse: Path, ledger: Path) -> None:
+    """JF-10: whether such a file system keeps what it was told to sync is not ours to know."""
+    journal = fuse / "j.db"
+    with relay(journal, ledger) as client:
+        assert f"{fuse}, which is mounted as fuse" in client.stderr_text()
+        for n in range(1, 101):
+            client.call("append", {"n": n}, seq=n)
+        client.kill()
+    with relay(journal, ledger) as client:
+        assert [text_of(client.call("append", {"n": n}, seq=n)) for n in (1, 100)] == ["effect 1", "effect 100"]
+        assert client.finish() == 0
+    with contextlib.closing(sqlite3.connect(journal)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert len(ledger_lines(ledger)) == 100
+
+
+def test_a_journal_on_a_local_disk_is_not_warned_of(journal: Path, ledger: Path) -> None:
+    if kind_if_not_local(str(journal.parent)) is not None:
+        pytest.skip("the tests run on a disk that is not local")
+    with relay(journal, ledger) as client:
+        assert client.finish() == 0
+        assert client.stderr_text() == ""
 
 
 def test_an_upstream_that_cannot_be_started_is_exit_5_and_named(tmp_path: Path) -> None:
@@ -407,6 +473,18 @@ def test_upstreams_death_in_the_middle_of_a_call_is_told_at_once(journal: Path, 
         assert "exit status 3" in client.stderr_text()
     assert statuses(journal) == ["IN_DOUBT", "IN_DOUBT"]
     assert len(ledger_lines(ledger)) == 2
+
+
+def test_an_upstream_that_ended_is_reaped_while_we_live_on(journal: Path, ledger: Path) -> None:
+    """SH-06: a client that holds our stdin open for days collects no zombies."""
+    with relay(journal, ledger, "--restart-upstream", "3") as client:
+        for n in (1, 2, 3):
+            ending = client.upstream_pid()
+            client.call("spawn", {"command": "true", "status": 0})
+            assert text_of(client.call("append", {"n": n})) == f"effect {n}"
+            assert process_state(ending) == ""
+        assert len(children_of(client.pid)) == 1
+        assert client.finish() == 0
 
 
 def test_upstreams_death_during_the_drain_is_exit_6(journal: Path, ledger: Path) -> None:
@@ -771,12 +849,14 @@ def test_big_questions_and_big_answers_do_not_wait_for_each_other(journal: Path,
 
 
 def test_a_line_of_64_mib_passes_both_ways_and_is_replayed(journal: Path, ledger: Path) -> None:
-    """FR-01, FR-03, FR-04: any length, journaled whole, the same bytes after a crash; a short call gets through."""
+    """FR-01, FR-04: of any length, in bounded memory, and the same bytes after a crash; what is behind gets through."""
     arguments = {"pad": "C" * (64 << 20)}
     with relay(journal, ledger) as client:
+        idle = peak_memory_bytes(client.pid)
         answer = client.call("echo", arguments, seq=1, deadline_s=120)
         assert len(answer) > 64 << 20
         client.answer(client.request("ping"))
+        assert peak_memory_bytes(client.pid) - idle < 9 * len(answer)
         client.kill()
     with relay(journal, ledger) as client:
         assert body_of(client.call("echo", arguments, seq=1, deadline_s=120)) == body_of(answer)

@@ -76,6 +76,7 @@ def walk(shelf: Shelf, progress: Progress, *asks: Ask) -> list[tuple[str, int]]:
     for ask in asks:
         place = locate(ask, progress, shelf)
         progress.passed(place, ask)
+        progress.bind(place, ask)
         places.append((place.via, place.sequence))
     return places
 
@@ -93,18 +94,23 @@ def fresh(unpinned: Unpinned = Unpinned.NEW, family: Family = ROOT, branch: str 
 # ----------------------------------------------------------------------------------------------------------- the order
 
 
-def test_the_first_of_five_answers_that_applies_is_taken() -> None:
+def test_the_first_of_six_answers_that_applies_is_taken() -> None:
     shelf = Shelf(
-        entry(1),
+        entry(1, "z"),
         waiting(2, "a", "s"),
         replace(entry(3, "a"), call_id="c"),
         entry(4, "a"),
+        waiting(5, "b", is_visit=True),
     )
     everything = Ask("t", "a", sequence=4, call_id="c", request_state="s", is_next_leg=True)
     steps = [
         (everything, (Via.PIN, 4)),
         (everything._replace(sequence=None), (Via.ROUND, 2)),
-        (Ask("t", "a", call_id="c"), (Via.CALL_ID, 3)),
+        (everything._replace(sequence=None, request_state="unknown"), (Via.CALL_ID, 3)),
+        (everything._replace(sequence=None, request_state=None), (Via.CALL_ID, 3)),
+        (Ask("t", "a", is_next_leg=True), (Via.ROUND, 2)),
+        (Ask("t", "b", call_id="c"), (Via.CALL_ID, 3)),
+        (Ask("t", "b", call_id="unknown"), (Via.ROUND, 5)),
         (Ask("t", "a"), (Via.ORDERED, 1)),
     ]
     for ask, expected in steps:
@@ -162,6 +168,17 @@ def test_a_leg_that_is_sent_again_belongs_to_its_closed_round_and_not_to_another
     assert locate(Ask("t", "a", request_state="s1", is_next_leg=True), fresh(), shelf).sequence == 1
 
 
+def test_of_several_calls_that_gave_one_state_the_hosts_id_tells_which_is_meant() -> None:
+    closed = replace(entry(1, "a"), call_id="x")
+    shelf = Shelf(closed, waiting(2, "a", "s"), states={"s": 1})
+    leg = Ask("t", "a", request_state="s", is_next_leg=True)
+    assert locate(leg, fresh(), shelf).sequence == 2
+    assert locate(leg._replace(call_id="x"), fresh(), shelf).sequence == 1
+    assert locate(leg._replace(call_id="y"), fresh(), shelf).sequence == 2
+    shelf.states = {}
+    assert locate(leg._replace(call_id="x"), fresh(), shelf).sequence == 2, "a state is more than an id"
+
+
 def test_the_very_same_call_continues_a_round_only_after_the_error_that_says_so() -> None:
     assert locate(A, fresh(), Shelf(waiting(1, "a", "s"))).via is Via.NEW
     assert locate(B, fresh(), Shelf(waiting(1, "a", is_visit=True))).via is Via.NEW
@@ -195,6 +212,14 @@ def test_the_id_of_a_call_that_was_answered_from_anothers_row_is_bound_to_it() -
     assert locate(Ask("t", "a", call_id="new"), fresh(), shelf).via is Via.NEW, "not for longer than the process lives"
 
 
+def test_an_id_is_bound_to_no_draft_that_was_withdrawn() -> None:
+    progress = fresh()
+    progress.bind(Place("w", 4, entry(4), Via.PIN), Ask("t", "a", call_id="c"))
+    progress.bind(Place("w", 5, entry(5), Via.PIN), Ask("t", "a", call_id="d"))
+    progress.unbind(entry(4))
+    assert set(progress.bound) == {"d"}
+
+
 def test_an_id_is_not_bound_to_a_row_that_was_never_written() -> None:
     progress = fresh()
     progress.bound["c"] = Bound("w", 4, "a")
@@ -222,6 +247,58 @@ def test_ordered_stays_at_a_row_that_was_refused() -> None:
     shelf, progress = Shelf(entry(1, "x"), entry(2)), fresh(Unpinned.ORDERED)
     assert locate(A, progress, shelf).sequence == 1
     assert locate(A, progress, shelf).sequence == 1
+
+
+def test_a_draft_takes_its_place_from_nobody_for_good() -> None:
+    """A place counts when its row is on disk: a draft that is withdrawn leaves all as it was."""
+    shelf, progress = Shelf(entry(1), entry(2, "b", Status.PENDING), entry(3)), fresh(Unpinned.ORDERED)
+    assert walk(shelf, progress, A) == [(Via.ORDERED, 1)]
+    assert locate(A, progress, shelf).sequence == 3, "another call is on its way at 2"
+    shelf.entries["w", 2] = entry(2, "b", Status.NOT_EXECUTED)
+    assert walk(shelf, progress, B, A) == [(Via.ORDERED, 2), (Via.ORDERED, 3)]
+
+
+@pytest.mark.parametrize("status", [Status.NOT_SENT, Status.NOT_EXECUTED])
+def test_a_row_of_which_nothing_is_in_the_world_holds_up_nobody_and_waits_for_its_own_call(status: Status) -> None:
+    shelf, progress = Shelf(entry(1, "c", status), entry(2, "a"), entry(3, "b")), fresh(Unpinned.ORDERED)
+    assert walk(shelf, progress, A, B) == [(Via.ORDERED, 2), (Via.ORDERED, 3)]
+    assert walk(shelf, progress, A) == [(Via.NEW, 4)]
+    c = Ask("t", "c")
+    assert walk(shelf, progress, c) == [(Via.ORDERED, 1)]
+    assert locate(c, progress, shelf).via is Via.NEW, "once"
+
+
+def test_who_got_no_answer_from_a_place_means_it_again_and_nobody_else_does() -> None:
+    shelf, progress = Shelf(entry(1), entry(2, "b"), entry(3)), fresh(Unpinned.ORDERED)
+    walk(shelf, progress, A, B, A)
+    progress.released(entry(2, "b"))
+    assert locate(A, progress, shelf).via is Via.NEW
+    assert walk(shelf, progress, B) == [(Via.ORDERED, 2)]
+    assert locate(B, progress, shelf).via is Via.NEW
+    progress.released(entry(2, "b"))
+    assert locate(B, fresh(Unpinned.NEW), shelf).via is Via.NEW
+
+
+def test_a_place_whose_row_was_not_written_is_filled_by_the_call_that_it_was_for() -> None:
+    """Behind it others went on: at the end it would be out of order in the next life."""
+    shelf, progress = Shelf(entry(1), entry(3, "b")), fresh(Unpinned.ORDERED)
+    walk(shelf, progress, A, B)
+    progress.released(entry(2, "c"))
+    assert locate(A, progress, shelf).sequence == 4
+    assert locate(Ask("t", "c"), progress, shelf) == Place("w", 2, None, Via.ORDERED)
+
+
+def test_a_pin_that_got_no_answer_leaves_its_row_to_whoever_is_next() -> None:
+    shelf, progress = Shelf(entry(1, status=Status.NOT_SENT), entry(2, "b")), fresh(Unpinned.ORDERED)
+    walk(shelf, progress, Ask("t", "a", 1))
+    progress.released(entry(1))
+    assert walk(shelf, progress, A, B) == [(Via.ORDERED, 1), (Via.ORDERED, 2)]
+
+
+def test_what_was_left_on_another_branch_is_not_meant() -> None:
+    shelf, progress = Shelf(entry(3, workflow_id="w~1")), fresh(Unpinned.ORDERED, FORKED)
+    progress.released(entry(3))
+    assert locate(A, progress, shelf) == Place("w~1", 3, shelf.entry("w~1", 3), Via.ORDERED)
 
 
 def test_ordered_walks_the_line_of_the_branch() -> None:

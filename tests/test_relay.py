@@ -1,4 +1,4 @@
-"""Lines through the relay: what passes, what is refused, and in which order. Real processes are test_supervisor's."""
+"""Lines through the relay: what passes, what is refused, and in which order. Real processes are test_life's."""
 
 import itertools
 import json
@@ -42,6 +42,7 @@ ODD_UPSTREAM: Final = [
     b'{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"\xff\xfe"}}\n',
     b'{ "result" : {"n":1E5,"i":1234567890123456788,"f":0.1000000000000000055} , "id":3,"jsonrpc":"2.0"}\r\n',
     b"Listening on port 3000\n",
+    b"\xfe\x80 \xc1\n",
     b'{"jsonrpc":"2.0","id":4,"result":NaN}\n',
     b'{"jsonrpc":"2.0","id":1,"method":"sampling/createMessage","params":{}}\n',
     b'[{"jsonrpc":"2.0","id":8,"result":{}},7]\n',
@@ -66,17 +67,37 @@ def test_lines_from_downstream_pass_byte_for_byte_and_in_order(bench: Bench) -> 
 
 @pytest.mark.parametrize("is_call_open", [False, True])
 def test_lines_from_upstream_pass_byte_for_byte_and_in_order(bench: Bench, is_call_open: bool) -> None:
-    """VR-04 (spelling of numbers), ID-13 (an error without an id says nothing of any call)."""
+    """VR-04 (spelling of numbers), BJ-01 (noise), ID-13 (an error without an id says nothing of any call)."""
     if is_call_open:
         bench.ask(call("open"))
     assert bench.answer(*ODD_UPSTREAM) == ODD_UPSTREAM
     assert bench.rows() == [(1, 1, "PENDING")] if is_call_open else not bench.path or not bench.path.exists()
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"content":[{"type":"text","text":"\xc3\x28 \xf0\x9f"}]}',
+        rb'{"content":[],"t":"half of one: \udb40"}',
+        b'{"content":[],"structuredContent":{"a":NaN,"b":-0,"c":1e400,"d":-Infinity}}',
+        rb'{"content":[], "i":1234567890123456788,"f":0.1000000000000000055,"g":1E5,"u":"\u00E9"}',
+    ],
+    ids=["bad bytes", "half a character", "NaN", "digits"],
+)
+def test_an_answer_keeps_its_bytes_live_and_in_a_replay(bench: Bench, body: bytes) -> None:
+    """BJ-01, BJ-03, BJ-07, VR-04: what no strict parser takes is an outcome too, and is not mended."""
+    said = b'{"jsonrpc":"2.0","id":1,"result":%b}\n' % body
+    assert bench.call(call(1, seq=1), said) == [said]
+    assert bench.statuses() == ["COMPLETED"]
+    assert bench.restart().ask(call(1, seq=1)) == [said]
+
+
 def test_blank_lines_are_dropped_both_ways(bench: Bench) -> None:
-    assert bench.ask(b"\n", b"\r\n", b" \t\n") == []
-    assert bench.answer(b"\n", b"\r\n") == []
-    assert bench.up.lines == []
+    """FR-13: before, between and behind what counts."""
+    assert bench.ask(b"\n", b"\r\n", call(1), b" \t\n") == []
+    assert bench.up.lines == [call(1)]
+    assert bench.answer(b"\n", b"\t \r\n", result(1), b"  \n") == [result(1)]
+    assert bench.rows() == [(1, 1, "COMPLETED")]
 
 
 def test_a_byte_order_mark_before_the_first_line_passes(tmp_path: Path) -> None:
@@ -88,6 +109,7 @@ def test_a_byte_order_mark_before_the_first_line_passes(tmp_path: Path) -> None:
 
 
 def test_a_call_on_a_first_line_with_a_byte_order_mark_is_seen(bench: Bench) -> None:
+    """FR-09: nor is the session over."""
     bench.ask(b"\xef\xbb\xbf" + call(1))
     assert bench.statuses() == ["PENDING"]
     answer = b"\xef\xbb\xbf" + result(1)
@@ -96,10 +118,13 @@ def test_a_call_on_a_first_line_with_a_byte_order_mark_is_seen(bench: Bench) -> 
 
 
 def test_what_is_refused_leaves_the_lines_around_it_as_they_are(bench: Bench) -> None:
-    before, after = request("ping", 1), request("ping", 2)
-    replies = bench.ask(before, b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":NaN}\n', b"\xff\n", after)
-    assert [error_of(reply)["code"] for reply in replies] == [-32700, -32700]
+    """BJ-06: one bad line costs nobody else anything, and has no row."""
+    before, after = request("ping", 1), call(2)
+    broken = (b'{"jsonrpc":"2.0","id":5,"method":"tools/call","params":NaN}\n', b"\xff\n", b'{"id":6,"meth\n', b"hey\n")
+    replies = bench.ask(before, *broken, after)
+    assert [error_of(reply)["code"] for reply in replies] == [-32700] * 4
     assert bench.up.lines == [before, after]
+    assert bench.rows() == [(1, 1, "PENDING")]
 
 
 def test_progress_comes_before_its_answer_and_a_line_behind_a_held_answer_stays_behind_it(bench: Bench) -> None:
@@ -214,6 +239,8 @@ def test_without_a_journal_upstreams_end_leaves_no_doubt() -> None:
         b'{"jsonrpc":"2.0","id":1.0,"method":"tools/call","params":{"name":"t"}}\n',
         b'{"jsonrpc":"2.0","method":"tools/call","params":{"name":"t"}}\n',
         b'{"jsonrpc":"2.0","id":1,"method":"ping","Method":"tools/call","params":{"name":"t"}}\n',
+        b'{"jsonrpc":"2.0","id":1,"method":"ping","method":"tools/call","params":{"name":"t"}}\n',
+        b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"look","name":"pay","arguments":{}}}\n',
         b'{"jsonrpc":"1.0","id":1,"method":"tools/call","params":{"name":"t"}}\n',
         b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":[]}}\n',
         call(1, meta={"checkpoint_seq": 0}),
@@ -226,7 +253,7 @@ def test_without_a_journal_upstreams_end_leaves_no_doubt() -> None:
 def test_what_could_be_a_call_and_is_none_reaches_neither_upstream_nor_the_journal(
     bench: Bench, refused: bytes
 ) -> None:
-    """ID-04 (no id, or null), ID-07 (fractions), BA-01 and BA-04 (a call in an array)."""
+    """ID-04 (no id, or null), ID-07 (fractions), BA-01, BA-04 (a call in an array), BJ-09 (two names for one thing)."""
     bench.ask(refused)
     assert bench.up.lines == []
     assert bench.path is not None
@@ -464,6 +491,14 @@ def test_a_cancel_in_an_array_does_not_reach_a_call_that_others_wait_for(bench: 
     bench.ask(call(1, seq=1), call(2, seq=1), b"[%b]\n" % cancel(1).rstrip(), b"[%b]\n" % cancel(1).rstrip())
     assert bench.up.lines == [call(1, seq=1)]
     assert bench.statuses() == ["PENDING"]
+
+
+def test_a_cancel_in_an_array_of_a_call_that_the_journal_answered_goes_nowhere(bench: Bench) -> None:
+    bench.call(call(1, seq=1), result(1))
+    bench.ask(call(2, seq=1))
+    array = b'[%b,{"jsonrpc":"2.0","id":9,"method":"ping"}]\n' % cancel(2).rstrip()
+    assert bench.ask(array) == []
+    assert bench.up.lines == [call(1, seq=1), b'{"jsonrpc":"2.0","id":9,"method":"ping"}\n']
 
 
 def test_other_cancels_in_an_array_pass(bench: Bench) -> None:

@@ -308,6 +308,45 @@ def test_few_are_on_their_way_at_once(bench: Bench, endpoint: FakeEndpoint) -> N
     assert len(endpoint.open) == 4
 
 
+def test_what_is_on_its_way_is_not_sent_again(bench: Bench, endpoint: FakeEndpoint) -> None:
+    """RD-01: the endpoint takes longer than calls are apart, and nothing fails."""
+    endpoint.answer = None
+    for number in range(1, 20):
+        bench.call(call(number, f"t{number}"), result(number))
+        bench.loop.advance(0.3)
+        if number % 3 == 0:
+            endpoint.open.pop(0).done(endpoint.said(200))
+    while endpoint.open:
+        endpoint.open.pop(0).done(endpoint.said(200))
+        bench.loop.advance(0.3)
+    assert sorted(tool for tool, *_ in endpoint.reports) == sorted(f"t{number}" for number in range(1, 20))
+
+
+def test_a_report_that_waits_for_another_attempt_holds_up_no_new_one(bench: Bench, endpoint: FakeEndpoint) -> None:
+    """RO-01."""
+    bench.call(call(0, "first"), result(0))
+    assert len(sent(bench)) == 1
+    endpoint.answer = endpoint.said(503)
+    bench.call(call(1, "failed"), result(1))
+    bench.loop.advance(4)
+    endpoint.answer = endpoint.said(200)
+    bench.call(call(2, "second"), result(2))
+    assert sent(bench, 1.0) == [("second", "permit", "executed")]
+    assert sent(bench, 60) == [("failed", "permit", "executed")]
+
+
+def test_a_registration_that_is_put_off_holds_up_no_report(bench: Bench, endpoint: FakeEndpoint) -> None:
+    endpoint.answer = endpoint.said(503)
+    bench.ask(request("tools/list", 1))
+    answer_list(bench, 1, "a")
+    endpoint.answer = endpoint.said(200)
+    bench.call(call(2), result(2))
+    assert sent(bench, 1.0) == [("t", "permit", "executed")]
+    assert len(endpoint.registrations) == 1
+    bench.loop.advance(60)
+    assert len(endpoint.registrations) == 2
+
+
 def test_a_clock_that_was_set_back_does_not_hold_reports_up(bench: Bench, endpoint: FakeEndpoint) -> None:
     """RO-06."""
     bench.call(call(1), result(1))
@@ -354,6 +393,52 @@ def test_a_catalog_is_registered_when_it_is_whole(bench: Bench, endpoint: FakeEn
     answer_list(bench, 2, "b")
     [body] = endpoint.registrations
     assert body["tools"] == [{"name": "a", "description": "does a"}, {"name": "b", "description": "does b"}]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        {},
+        {"tools": None},
+        {"resultType": "input_required"},
+        {"tools": [{"name": "a"}], "nextCursor": 5},
+        {"tools": [{"name": "a"}, {"description": "no name"}]},
+        {"tools": [{"name": "a"}, 7]},
+    ],
+)
+def test_no_part_of_a_catalog_is_taken_for_the_whole(
+    bench: Bench, endpoint: FakeEndpoint, members: dict[str, Any]
+) -> None:
+    bench.ask(request("tools/list", 1))
+    bench.answer(result_of(1, **members))
+    bench.loop.advance(60)
+    assert endpoint.registrations == []
+
+
+def test_pages_of_two_catalogs_are_no_catalog(bench: Bench, endpoint: FakeEndpoint) -> None:
+    bench.ask(request("tools/list", 1))
+    answer_list(bench, 1, "old", nextCursor="2")
+    bench.answer(notification("notifications/tools/list_changed"))
+    bench.ask(request("tools/list", 2, cursor="2"))
+    answer_list(bench, 2, "new")
+    assert endpoint.registrations == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (result(5, resultType="input_required"), "input_required"),
+        (failure(5, -32000, "Connection closed"), "outcome_unknown"),
+        (failure(5, -1, "no"), "executed"),
+    ],
+)
+def test_calls_without_a_row_are_told_apart_like_those_that_have_one(
+    endpoint: FakeEndpoint, answer: bytes, told: str
+) -> None:
+    bench = Bench(None, endpoint=endpoint)
+    bench.ask(call(5, is_modern=True))
+    bench.answer(answer)
+    assert sent(bench) == [("t", "permit", told)]
 
 
 @pytest.mark.parametrize("has_journal", [True, False])
@@ -422,6 +507,38 @@ def test_memory_is_bounded_and_the_oldest_goes(bench: Bench, endpoint: FakeEndpo
     bench.loop.advance(60)
     assert {tool for tool, *_ in endpoint.reports} >= {"t7", "t8", "t9"}
     assert {tool for tool, *_ in endpoint.reports} <= {"t0", "t7", "t8", "t9"}
+
+
+def test_memory_is_bounded_with_what_waits_for_another_attempt(
+    bench: Bench, endpoint: FakeEndpoint, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr("courier.MAX_IN_MEMORY", 5)
+    endpoint.answer = endpoint.said(503)
+    bench.relay.stop_admitting()
+    for number in range(40):
+        bench.ask(call(number, f"t{number}"))
+        bench.loop.advance(1)
+    assert bench.courier is not None
+    assert len(bench.courier.facts()) <= 5
+
+
+def test_what_waits_in_memory_for_another_attempt_rides_along_too(bench: Bench, endpoint: FakeEndpoint) -> None:
+    bench.call(call(1, seq=1), result(1))
+    assert len(sent(bench)) == 1
+    endpoint.answer = endpoint.said(503)
+    bench.ask(call(2, seq=1))
+    assert sent(bench) == [("t", "permit", "replayed")]
+    bench.ask(call(3, "u", seq=2))
+    assert [(at, tries) for at, _, tries, due in queued(bench) if due and due > 20] == [(-1, 1)]
+
+
+def test_the_end_does_not_wait_for_what_is_due_later(bench: Bench, endpoint: FakeEndpoint) -> None:
+    endpoint.answer = endpoint.said(503)
+    bench.call(call(1), result(1))
+    bench.loop.advance(5)
+    assert bench.courier is not None
+    bench.courier.hurry()
+    assert bench.courier.is_idle
 
 
 def test_the_end_sends_what_it_can_and_gives_the_rest_to_the_next(bench: Bench, endpoint: FakeEndpoint) -> None:

@@ -213,6 +213,20 @@ def test_what_stands_in_an_array_with_the_swallowed_answer_still_comes(bench: Be
     assert bench.answer(result(6)) == [result(6)]
 
 
+def test_a_server_that_asks_before_it_answers_the_handshake_is_answered(bench: Bench) -> None:
+    bench.answer(question("lost"))
+    bench.ask(call(1, seq=1))
+    interrupt(bench, read=1)
+    up = start(bench)
+    assert bench.answer(question("new")) == [question("new")]
+    bench.ask(request("ping", 7), result("new"), result("lost"), call(8, "u", seq=2))
+    assert up.lines == [INITIALIZE, result("new")]
+    bench.answer(GREETED)
+    assert up.lines[2:] == [INITIALIZED, call(1, seq=1), request("ping", 7), call(8, "u", seq=2)]
+    assert interrupt(bench, read=1) != []
+    assert bench.statuses() == ["IN_DOUBT", "PENDING"], "the answer shifted nothing that is counted"
+
+
 def to_wire(line: bytes) -> tuple[wire.Message, bytes]:
     return wire.read_downstream(line), line
 
@@ -474,6 +488,15 @@ def test_a_question_that_was_withdrawn_leaves_its_id_free_and_one_of_a_dead_proc
     assert questions.may_ask([withdrawn])
     questions.withdrawn([lost])  # by another process, whose question it is not
     assert not questions.may_ask([lost])
+
+
+def test_a_question_that_its_server_cancelled_leaves_its_id_free(bench: Bench) -> None:
+    assert bench.answer(question(0), cancel(0)) == [question(0), cancel(0)]
+    interrupt(bench)
+    up = revive(bench)
+    assert bench.answer(question(0)) == [question(0)]
+    bench.ask(result(0))
+    assert up.lines[2:] == [result(0)]
 
 
 def test_questions_and_requests_of_one_id_are_told_apart(bench: Bench) -> None:

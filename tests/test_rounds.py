@@ -168,6 +168,29 @@ def test_a_leg_that_was_not_sent_leaves_its_chain_open_for_the_process_that_sent
     assert [one.sequence for one in bench.journal.rounds()] == [1]
 
 
+def test_a_round_is_not_forgotten_if_its_leg_was_under_way_when_rounds_were_first_asked_for(bench: Bench) -> None:
+    bench.call(first(1, seq=1), interim(1))
+    bench.call(first(2, seq=2), interim(2))
+    again = bench.restart()
+    again.up.is_full = True
+    for asked in (leg(3, seq=1), first(4, "look"), cancel(3)):
+        again.ask(asked)
+    lose_upstream(again)
+    assert again.journal is not None
+    assert [one.sequence for one in again.journal.rounds()] == [1, 2]
+
+
+def test_a_round_stays_the_oldest_if_its_leg_was_under_way_when_rounds_were_first_asked_for(bench: Bench) -> None:
+    bench.call(first(1, seq=1), interim(1))
+    bench.call(first(2, seq=2), interim(2))
+    again = bench.restart()
+    again.ask(leg(3, seq=1))
+    again.ask(first(4, "look"))
+    again.answer(interim(3))
+    again.call(leg(5), final(5))
+    assert again.places()[-1][1:3] == (1, 3)
+
+
 def test_what_a_person_said_is_never_stored_and_a_state_only_as_a_hash(bench: Bench) -> None:
     secret, state = "4111-1111-1111-1111", "state-with-a-secret"
     bench.call(first(1), interim(1, state))
@@ -197,6 +220,27 @@ def test_a_modern_first_leg_that_is_sent_again_is_another_call(bench: Bench) -> 
     bench.call(first(1), interim(1, "A"))
     bench.call(first(2), interim(2, "B"))
     assert [place[1] for place in bench.places()] == [1, 2]
+
+
+@pytest.mark.parametrize("way", ["visit", "no state", "constant state"])
+def test_the_retry_of_a_finished_call_is_not_the_next_leg_of_another(bench: Bench, way: str) -> None:
+    """An id that is on record is certain, an open round of an equal call only a guess."""
+    bench = bench.restart(options(call_id_keys=("host/id",)))
+    state = "constant" if way == "constant state" else None
+    ids: dict[str, dict[str, Any]] = {"x": {"meta": {"host/id": "x"}}, "y": {"meta": {"host/id": "y"}}}
+    if way == "visit":
+        bench.call(call(1, "order", **ids["x"]), result(1, "done"))
+        bench.call(call(2, "order", **ids["y"]), failure(2, -32042, "go there", VISIT))
+        retry, other = call(3, "order", **ids["x"]), call(4, "order", **ids["y"])
+    else:
+        bench.call(first(0, **ids["x"]), interim(0, state))
+        bench.call(leg(1, state, **ids["x"]), final(1))
+        bench.call(first(2, **ids["y"]), interim(2, state))
+        retry, other = leg(3, state, **ids["x"]), leg(4, state, **ids["y"])
+    again = bench.restart()
+    assert text_of(*again.ask(retry)) == "done"
+    again.call(other, final(4, "other"))
+    assert again.places()[-1][1:3] == (2, 2)
 
 
 def test_an_open_round_stops_no_other_call(bench: Bench) -> None:

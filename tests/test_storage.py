@@ -42,7 +42,17 @@ import journal as journal_module
 import storage
 from journal import Journal, JournalBusy, JournalFailed
 from records import QUERIES
-from states import MAX_SEQUENCE, Answered, Cause, Dispatched, Doubted, Status
+from states import (
+    MAX_SEQUENCE,
+    Answered,
+    Cause,
+    Delivered,
+    Dispatched,
+    Doubted,
+    Status,
+    TaskEnded,
+    UpstreamStarted,
+)
 from storage import APPLICATION_ID, FORMAT, Files, JournalError, Lock
 
 PAGE: Final = 4096
@@ -248,6 +258,26 @@ def test_a_file_whose_name_is_no_text_and_full_of_marks_can_be_a_journal(folder:
     assert [name for name in os.listdir(os.fsencode(folder)) if not name.endswith(b".lock")] == [
         b"a b%20?mode=ro#\xff.db"
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("ext4", None), ("overlay", None), ("tmpfs", None), ("nfs4", "nfs4"), ("fuse.sshfs", "fuse.sshfs"), ("9p", "9p")],
+)
+def test_a_file_system_that_is_not_local_is_known_by_the_folders_device(
+    tmp_path: Path, kind: str, found: str | None
+) -> None:
+    """JF-10: as the system lists it, with a source and a mount point that hold all kinds of text."""
+    device = os.stat(tmp_path).st_dev
+    here = f"{os.major(device)}:{os.minor(device)}"
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"20 1 0:99999 / /other rw - nfs other:{here} rw\n"
+        f"21 1 {here} / /a\\040b rw,noatime shared:1 master:2 - {kind} user@host:/ü - nfs rw\n"
+    )
+    assert storage.kind_if_not_local(str(tmp_path), str(mounts)) == found
+    assert storage.kind_if_not_local(str(tmp_path / "nowhere"), str(mounts)) is None
+    assert storage.kind_if_not_local(str(tmp_path), str(tmp_path / "no list")) is None
 
 
 # ------------------------------------------------------------------------------------------------------------- damage
@@ -589,13 +619,6 @@ def test_arguments_are_kept_as_they_were_written_also_where_there_are_none(argum
         assert found.arguments == arguments
 
 
-def test_a_name_that_no_file_can_hold_is_written_as_an_escape(path: Path) -> None:
-    with owned(path) as journal:
-        (entry,) = dispatch(journal, an_entry(1, tool="t\ud800", call_id="c\udfff"))
-        answer(journal, entry)
-    assert rows(path, "SELECT tool_name, call_id, status FROM calls") == [("t\\ud800", "c\\udfff", "COMPLETED")]
-
-
 def test_what_was_drafted_and_withdrawn_leaves_no_trace_and_frees_its_place(path: Path) -> None:
     with owned(path) as journal:
         completed(journal, 1)
@@ -913,8 +936,14 @@ def test_what_another_process_wrote_meanwhile_is_read_when_the_journal_is_taken_
 def test_only_a_process_that_dispatches_becomes_an_owner_on_record(finished: Path) -> None:
     before = rows(finished, "SELECT epoch FROM owners")
     with owned(finished) as journal:
-        journal.entry(WORKFLOW, 1)
+        entry = journal.entry(WORKFLOW, 1)
+        assert entry is not None
+        journal.append([TaskEnded(entry, "tasks/get", 5, result=b"{}"), Delivered(entry.id), UpstreamStarted(4711)])
+        assert not journal.has_dispatched
+        journal.give_back()
+        assert not journal.is_owned
     assert rows(finished, "SELECT epoch FROM owners") == before == [(1,)]
+    assert rows(finished, "SELECT count(*) FROM tasks") == [(1,)]
     with owned(finished) as journal:
         journal.upstream_pid = 4711
         dispatch(journal, an_entry(4))

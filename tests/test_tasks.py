@@ -302,6 +302,21 @@ def test_a_process_that_only_asks_leaves_the_journal_to_others(bench: Bench, pat
     assert not bench.journal.is_owned
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_process_that_only_records_what_became_of_a_task_leaves_the_journal_to_others(
+    bench: Bench, path: Path, is_modern: bool, is_lost: bool
+) -> None:
+    begin(bench, is_modern)
+    again = bench.restart()
+    ask(again, is_modern, "tasks/get", 2, lost(2) if is_lost else state(2, "completed"))
+    assert again.statuses() == ["IN_DOUBT" if is_lost else "TASK"]
+    assert len(kept(path)) == (0 if is_lost else 1)
+    assert again.journal is not None
+    assert not again.journal.is_owned
+    other = Bench(path)
+    other.call(call(3, "t2", seq=2), result(3))
+
+
 def test_a_replay_in_the_same_turn_does_not_give_the_journal_away(bench: Bench, path: Path) -> None:
     """The answer to the one waits for its commit when the other has nothing more to do with the journal."""
     begin(bench, False)

@@ -311,6 +311,7 @@ STREAM: Final = b'{"a":1}\r\n\n  \n\xff\xfe\0\r\r\n"\xe2\x80\xa8\xc2\x85\x0b\x0c
 
 @pytest.mark.parametrize("split", range(len(STREAM) + 1))
 def test_a_line_ends_at_its_newline_wherever_the_reads_are_split(split: int) -> None:
+    """FR-06, FR-10: and at nothing else that some readers split at, or that is half a character."""
     buffer = LineBuffer()
     lines = feed(buffer, STREAM[:split], len(STREAM)) + feed(buffer, STREAM[split:], len(STREAM))
     assert lines == [part + b"\n" for part in STREAM.split(b"\n")[:-1]]
@@ -336,6 +337,7 @@ def test_lines_of_any_length_come_out_whole_and_in_order(lengths: list[int], siz
 
 @pytest.mark.parametrize("around", [65536, 131072, 2 << 20])
 def test_lines_around_the_size_of_the_buffer_are_not_merged(around: int) -> None:
+    """FR-03."""
     lines = [b"x" * (around + more - 1) + b"\n" for more in (-1, 0, 1)]
     assert feed(LineBuffer(), b"".join(lines), 1 << 30) == lines
 
@@ -377,6 +379,7 @@ NOT_JSON: Final = [
 
 @pytest.mark.parametrize("line", NOT_JSON)
 def test_a_line_that_is_not_json_is_answered_with_a_parse_error(line: bytes) -> None:
+    """BJ-06."""
     assert refusal(line) == (PARSE_ERROR, None)
 
 
@@ -438,6 +441,7 @@ def test_a_carriage_return_between_tokens_is_refused(line: bytes) -> None:
     "text", ["\\r", "\u2028", "\u2029", "\x85", "\x7f", "\\u000d\\u000a", "\\u0000", "\ufeff", "🎉"]
 )
 def test_what_some_line_readers_split_at_is_only_text_inside_a_string(text: str) -> None:
+    """FR-06."""
     arguments = f'{{"s":"{text}"}}'.encode()
     assert accepted_call(call(arguments)).arguments == arguments
 
@@ -502,6 +506,7 @@ def doubtful(names: list[str]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "key"), doubtful(ENVELOPE))
 def test_an_envelope_that_two_parsers_read_differently_is_refused(name: str, key: str) -> None:
+    """BJ-09: the first and the last of two keys, or of two that differ in case only, can be meant."""
     sound = {"jsonrpc": '"2.0"', "id": "7", "method": '"ping"', "params": "{}", "result": "{}", "error": "{}"}
     members = [f'"{own}":{value}' for own, value in sound.items()]
     wire.read_downstream(f"{{{','.join(members)}}}".encode())
@@ -515,6 +520,7 @@ def test_an_envelope_that_two_parsers_read_differently_is_refused(name: str, key
 
 @pytest.mark.parametrize(("name", "key"), doubtful(CALL_PARAMS))
 def test_params_of_a_call_that_two_parsers_read_differently_are_refused(name: str, key: str) -> None:
+    """BJ-09."""
     members = [f'"{own}":{{}}' for own in {name} - {"name"}] + ['"name":"t"']
     assert accepted_call(with_params(f"{{{','.join(members)}}}").encode())
     for parts in ([*members, f"{key}:{{}}"], [f"{key}:{{}}", *members]):
@@ -889,6 +895,7 @@ SAME: Final = [  # arguments that are equal within a line, and different from th
 
 
 def test_signatures_are_equal_exactly_where_the_contract_says_so() -> None:
+    """BJ-04, BJ-09 (keys that are repeated), BJ-12, RM-03, RM-06: a row of SAME for each meaning."""
     found: dict[str, set[int]] = {}
     for at, spellings in enumerate(SAME):
         for spelling in spellings:
@@ -931,6 +938,7 @@ def test_a_million_digits_are_compared_as_digits() -> None:
 
 @pytest.mark.parametrize("limit", [640, 0])
 def test_python_s_own_limit_on_digits_changes_nothing(limit: int) -> None:
+    """BJ-10."""
     lines = [call(spelling) for spellings in SAME for spelling in spellings]
     usual = [wire.read_downstream(line) for line in lines]
     before = sys.get_int_max_str_digits()

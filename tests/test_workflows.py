@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 from memory import (
     Bench,
+    FakeSink,
     call,
     cancel,
     database_held,
@@ -153,6 +154,146 @@ def test_ordered_takes_a_dropped_place_again(bench: Bench, path: Path) -> None:
     first.loop.advance(0.1)
     first.call(call(3, "c"), result(3))
     assert [place[1] for place in first.places()] == [1, 2]
+
+
+@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("way", ["busy", "cancel", "timeout"])
+def test_a_call_that_was_refused_as_not_run_has_not_passed_its_place(
+    bench: Bench, path: Path, way: str, forks: bool
+) -> None:
+    first = bench.restart(ORDERED)
+    first.ask(*(call(number, tool) for number, tool in enumerate("abc", 1)))
+    first.answer(result(1, "a"), result(3, "c"))
+    first.end()
+    resolve(path, 2, "NOT_EXECUTED")
+    again = bench.restart(options("ordered", forks=forks, call_timeout_s=1 if way == "timeout" else None))
+    assert replay(again, "a") == ["a"]
+    with database_held(path):
+        again.ask(call(2, "b"))
+        again.loop.advance(1.1 if way == "timeout" else 0.1)
+        if way == "cancel":
+            again.ask(cancel(2))
+        elif way == "busy":
+            again.loop.advance(5)
+    again.loop.advance(0.1)
+    again.call(call(3, "b"), result(3, "b"))
+    assert replay(again, "c") == ["c"]
+    third = again.restart()
+    assert replay(third, "a", "b", "c") == ["a", "b", "c"]
+    assert {place[0] for place in third.places()} == {"w"}
+
+
+def test_a_pin_that_was_refused_as_not_run_has_not_taken_its_place(bench: Bench, path: Path) -> None:
+    first = bench.restart(options("ordered", forks=True))
+    first.ask(call(1, "a"), call(2, "b"))
+    first.answer(result(2, "b"))
+    first.end()
+    resolve(path, 1, "NOT_EXECUTED")
+    again = bench.restart()
+    with database_held(path):
+        again.ask(call(1, "a", seq=1), call(2, "x", seq=9))
+        again.loop.advance(5.1)
+    again.loop.advance(0.1)
+    again.call(call(3, "a"), result(3))
+    assert replay(again, "b") == ["b"]
+    assert again.places()[-1][:3] == ("w", 1, 2)
+
+
+def test_what_another_process_did_after_a_refusal_is_found_on_record(bench: Bench, path: Path) -> None:
+    run(bench, "a")
+    first = bench.restart(ORDERED)
+    assert replay(first, "a") == ["a1"]
+    with database_held(path):
+        first.ask(call(2, "pay"))
+        first.loop.advance(5.1)
+    first.loop.advance(0.1)
+    other = Bench(path, ORDERED)
+    assert text_of(*other.ask(call(1, "a"))) == "a1"
+    other.call(call(2, "pay"), result(2, "paid"))
+    other.end()
+    assert replay(first, "pay") == ["paid"]
+
+
+def interrupt(bench: Bench) -> None:
+    """The server ends, and had read what the pipe took; another one begins."""
+    bench.relay.upstream_interrupted()
+    bench.loop.run()
+    bench.up = FakeSink()
+    bench.relay.upstream_started(bench.up, 77)
+    bench.loop.run()
+
+
+def test_the_retry_of_a_call_that_was_not_sent_is_an_attempt_at_its_place(bench: Bench) -> None:
+    first = bench.restart(options("ordered", call_timeout_s=1, restarts_upstream=True))
+    first.call(call(1, "a"), result(1, "a"))
+    first.up.is_full = True
+    first.ask(call(2, "pay"), call(3, "b"))
+    first.loop.advance(1.1)
+    interrupt(first)
+    assert first.statuses() == ["COMPLETED", "NOT_SENT", "NOT_SENT"]
+    first.call(call(4, "b"), result(4, "b"))
+    first.call(call(5, "pay"), result(5, "paid"))
+    first.call(call(6, "z"), result(6, "z"))
+    again = first.restart()
+    assert replay(again, "a", "pay", "b", "z") == ["a", "paid", "b", "z"]
+
+
+def test_a_call_that_was_not_sent_and_does_not_come_again_holds_up_nobody(bench: Bench) -> None:
+    """No command of an operator's could help: nothing of it is in doubt."""
+    first = bench.restart(options("ordered", restarts_upstream=True))
+    run(first, "a")
+    first.up.is_full = True
+    first.ask(call(2, "c"), cancel(2))
+    interrupt(first)
+    first.call(call(3, "d"), result(3, "d"))
+    again = first.restart()
+    assert replay(again, "a", "d") == ["a1", "d"]
+    again.call(call(1, "c"), result(1, "c"))
+    assert replay(again.restart(), "a", "c", "d") == ["a1", "c", "d"]
+
+
+@pytest.mark.parametrize("way", ["cancel", "timeout", "handed over"])
+def test_an_answer_that_nobody_got_is_the_next_equal_calls(bench: Bench, path: Path, way: str) -> None:
+    first = bench.restart(options("ordered", call_timeout_s=1 if way == "timeout" else None))
+    run(first, "a")
+    first.ask(call(2, "pay"))
+    if way == "cancel":
+        first.ask(cancel(2))
+    first.loop.advance(1.1)
+    first.call(call(3, "b"), result(3, "b"))
+    if way == "handed over":
+        with database_held(path):
+            first.answer(result(2, "paid"))
+            first.loop.advance(5.1)
+        first.loop.advance(0.1)
+    else:
+        first.answer(result(2, "paid"))
+    assert replay(first, "pay") == ["paid"]
+    assert replay(first.restart(), "a", "pay", "b") == ["a1", "paid", "b"]
+
+
+def test_a_branch_that_was_not_written_leaves_the_place_as_it_was(bench: Bench, path: Path) -> None:
+    run(bench, "a", "b")
+    again = bench.restart(options("ordered", forks=True))
+    assert replay(again, "a") == ["a1"]
+    with database_held(path):
+        again.ask(call(1, "x"))
+        again.loop.advance(5.1)
+    again.loop.advance(0.1)
+    assert replay(again, "b") == ["b2"]
+    assert again.select("SELECT * FROM forks") == []
+
+
+def test_what_was_only_drafted_is_nothing_that_a_history_went_on_to(bench: Bench, path: Path) -> None:
+    run(bench, "a", "b")
+    again = bench.restart(options(forks=True))
+    with database_held(path):
+        again.ask(call(1, "c", seq=3), call(2, "d", seq=4))
+        assert again.error(call(3, "x", seq=2))["facts"]["reason"] == "diverged", "as long as it may yet be written"
+        again.loop.advance(5.1)
+    again.loop.advance(0.1)
+    again.call(call(4, "x", seq=2), result(4))
+    assert again.places()[-1] == ("w~1", 2, 1, "x")
 
 
 # -------------------------------------------------------------------------------------------------------------- matched
@@ -369,6 +510,89 @@ def test_while_a_workflow_has_a_row_in_doubt_no_new_call_without_a_pin_runs(benc
     facts = again.error(call(3, "look"))["facts"]
     assert (facts["reason"], facts["sequence"]) == ("in_doubt", 3), "the lowest"
     assert again.ask(call(4, "look", seq=9), call(5, "look", workflow="v")) == []
+
+
+def times_out(bench: Bench, line: bytes) -> None:
+    """A call that the server has got and does not answer in time."""
+    assert bench.ask(line) == []
+    bench.loop.advance(1.1)
+    assert error_of(bench.down.lines[-1])["facts"]["cause"] == "timeout"
+
+
+@pytest.mark.parametrize("forks", [False, True])
+def test_a_call_that_timed_out_is_not_made_again_at_the_next_place_in_order(
+    bench: Bench, path: Path, forks: bool
+) -> None:
+    first = bench.restart(ORDERED)
+    first.ask(call(1, "pay"), call(2, "look" if forks else "pay"))
+    if forks:
+        first.answer(result(2))
+    first.end()
+    for sequence in (1,) if forks else (1, 2):
+        resolve(path, sequence, "NOT_EXECUTED")
+    again = bench.restart(options("ordered", forks=forks, call_timeout_s=1))
+    times_out(again, call(1, "pay"))
+    facts = again.error(call(2, "pay"))["facts"]
+    assert (facts["reason"], facts["workflow_id"], facts["sequence"]) == ("in_doubt", "w", 1)
+    assert len(again.up.lines) == 1
+    again.answer(result(1, "late"))
+    assert replay(again, "pay") == ["late"]
+
+
+def test_a_leg_that_timed_out_is_not_made_again_in_another_open_round(bench: Bench) -> None:
+    visit: dict[str, list[str]] = {"elicitations": []}
+    first = bench.restart(options(call_timeout_s=1))
+    first.ask(call(1, "pay"), call(2, "pay"))
+    first.answer(failure(1, -32042, "go", visit), failure(2, -32042, "go", visit))
+    times_out(first, call(3, "pay"))
+    assert first.error(call(4, "pay"))["facts"]["sequence"] == 1
+
+
+def test_a_call_that_timed_out_is_not_made_again_under_the_id_of_one_that_did_not_run(bench: Bench, path: Path) -> None:
+    first = bench.restart(WITH_IDS)
+    first.ask(with_id(1, "pay", "x"))
+    first.end()
+    resolve(path, 1, "NOT_EXECUTED")
+    again = bench.restart(options(call_id_keys=("host/id",), call_timeout_s=1))
+    times_out(again, with_id(1, "pay", "y"))
+    facts = again.error(with_id(2, "pay", "x"))["facts"]
+    assert (facts["reason"], facts["sequence"]) == ("in_doubt", 2)
+    again.answer(result(1, "late"))
+    again.call(with_id(3, "pay", "x"), result(3))
+    assert again.rows()[-1] == (1, 2, "COMPLETED"), "once that is over, its own place is free"
+
+
+def test_a_pinned_call_looks_at_no_call_that_timed_out_elsewhere(bench: Bench) -> None:
+    first = bench.restart(options(call_timeout_s=1))
+    times_out(first, call(1, "pay"))
+    assert first.ask(call(2, "pay", seq=7)) == []
+
+
+def test_a_call_that_was_lost_with_its_server_is_not_made_again_at_another_place(bench: Bench, path: Path) -> None:
+    first = bench.restart(ORDERED)
+    first.ask(call(1, "pay"), call(2, "pay"))
+    first.end()
+    for sequence in (1, 2):
+        resolve(path, sequence, "NOT_EXECUTED")
+    again = bench.restart(options("ordered", restarts_upstream=True))
+    again.ask(call(1, "pay"))
+    interrupt(again)
+    facts = again.error(call(2, "pay"))["facts"]
+    assert (facts["reason"], facts["sequence"]) == ("in_doubt", 1)
+
+
+def test_an_answer_that_could_only_be_handed_over_is_in_doubt_until_it_is_recorded(bench: Bench, path: Path) -> None:
+    bench.ask(call(1, "pay"))
+    with database_held(path):
+        bench.answer(result(1, "paid"))
+        bench.loop.advance(5.1)
+        assert error_of(bench.down.lines[-1])["facts"]["status"] == "IN_DOUBT"
+        for tool in ("pay", "mail"):
+            facts = bench.error(call(2, tool))["facts"]
+            assert (facts["reason"], facts["sequence"], facts["cause"]) == ("in_doubt", 1, "journal_unavailable")
+    bench.loop.advance(0.1)
+    bench.call(call(3, "mail"), result(3))
+    assert bench.statuses() == ["COMPLETED", "COMPLETED"]
 
 
 def test_doubt_of_our_own_stops_new_calls_as_an_earlier_owners_does(bench: Bench) -> None:
