@@ -1266,3 +1266,18 @@ def test_the_parts_of_an_array_are_lines_of_their_own() -> None:
     assert wire.parts(line) == [b'{"id":1, "result":{"a":"\xc3\xa9"}}\n', b'{"method":"x"}\n', b"{}\n"]
     assert wire.parts(b'{"a":1} {"b":2}\n') == [b'{"a":1}\n', b'{"b":2}\n']
     assert wire.parts(b"[1,\n") == []
+
+
+@pytest.mark.parametrize("line", [b'{"id":1,"result":{"a":\r[{},{}]\r}}\n', b'x\r[{"id":1,"result":{}},{}]\r\n'])
+def test_what_carriage_returns_cut_out_is_no_part_of_a_line(line: bytes) -> None:
+    """Whoever splits a line that holds several objects into parts must get something smaller."""
+    found = upstream(line)
+    assert [answer.id for answer in found.answers] == [Id("integer", 1)]
+    assert found.objects == 1
+
+
+@pytest.mark.parametrize("value", ["1e999", '{"a":1,"a":2}', "9" * 700])
+def test_what_only_its_own_bytes_can_say_is_not_in_a_request_of_ours(value: str) -> None:
+    line = f'{{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{{"_meta":{{"x":{value}}},"cursor":"c"}}}}'
+    params = wire.read_downstream(line.encode()).params
+    assert json.loads(wire.request_line("own", "tools/list", params))["params"] == {"cursor": "c"}
