@@ -199,7 +199,7 @@ def spell_number(number: Num, chance: Random) -> str:
 
 def spell_character(mark: str, chance: Random) -> str:
     short = {'"': '\\"', "\\": "\\\\", "/": "\\/", "\b": "\\b", "\n": "\\n", "\t": "\\t"}
-    if mark >= " " and mark not in '"\\\ud800' and chance.random() < 0.6:
+    if mark >= " " and mark not in '"\\' and not "\ud800" <= mark <= "\udfff" and chance.random() < 0.6:
         return mark
     if mark in short and chance.random() < 0.5:
         return short[mark]
