@@ -37,7 +37,8 @@ def test_a_quick_run_finds_nothing() -> None:
 @pytest.mark.parametrize("target", FAULTS)
 def test_a_fault_is_found_shortened_and_shown(target: str) -> None:
     program = (
-        f"import sys; sys.path.insert(0, {str(FUZZ.parent)!r}); import fuzz, gitfacts, wire, worktree; {FAULTS[target]}; "
+        f"import sys; sys.path.insert(0, {str(FUZZ.parent)!r}); import fuzz, gitfacts, wire, worktree; "
+        f"{FAULTS[target]}; "
         f"sys.argv[1:] = ['--engine', 'random', '--seed', '1', '--seconds', '20', '--target', {target!r}]; "
         "sys.exit(fuzz.main())"
     )
