@@ -178,6 +178,8 @@ def draw_line(chance: random.Random) -> bytes:
             text = f'{{"name":"t","arguments":{{"a":{text}}}}}'
             text = f'{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{text}}}'
     text = damaged(chance, text, PIECES)
+    if chance.random() < 0.15:  # some readers end a line at each
+        text = re.sub(r"[][{}:,]", lambda mark: mark[0] + chance.choice(["", "", "\r"]), text)
     text = chance.choice(["", "", "", "\ufeff", " "]) + text + chance.choice(["\n", "\n", "\r\n", ""])
     if chance.random() < 0.2:
         text += some_line(chance, SMALL) + "\n"
