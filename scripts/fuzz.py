@@ -239,16 +239,22 @@ def objects(value: Any) -> Iterator[Pairs]:
             yield from objects(item)
 
 
-def seen_by_some(line: bytes, *, is_first: bool) -> Iterator[Pairs]:
-    """The messages that some reader of the line takes out of it."""
+def texts_of(line: bytes, *, is_first: bool) -> list[str]:
+    """What a reader may take for a whole text: the line, and where it holds carriage returns, what they cut it into."""
     text = to_text(line)
     text = text.removeprefix("\ufeff") if is_first else text
-    texts = [text, text.partition("\0")[0], *(text.split("\r") if "\r" in text.rstrip("\r\n") else ())]
+    return [text, *(text.split("\r") if "\r" in text.rstrip("\r\n") else ())]
+
+
+def texts_of_odd_readers(line: bytes) -> Iterator[str]:
+    """What C takes for a string, and what json.loads makes of bytes."""
+    yield to_text(line).partition("\0")[0]
     with contextlib.suppress(ValueError):
-        texts.append(line.decode(json.detect_encoding(line)))
-    for each in texts:
-        for document in documents(each):
-            yield from objects(document)
+        yield line.decode(json.detect_encoding(line))
+
+
+def messages_in(texts: Iterable[str]) -> list[Pairs]:
+    return [message for text in texts for document in documents(text) for message in objects(document)]
 
 
 def is_call(message: Pairs) -> bool:
@@ -263,8 +269,8 @@ def check_downstream(line: bytes, chance: random.Random, *, is_first: bool) -> N
     except wire.WireError as error:
         check_reply(error.reply)
         return
-    calls = [each for each in seen_by_some(line, is_first=is_first) if is_call(each)]
-    assert message.call or not calls, "a tools/call was not seen"
+    seen = messages_in([*texts_of(line, is_first=is_first), *texts_of_odd_readers(line)])
+    assert message.call or not any(map(is_call, seen)), "a tools/call was not seen"
     assert not (message.call and message.batch), "a tools/call was seen in an array"
     if message.batch:
         pieces = wire.parts(line)
@@ -354,7 +360,7 @@ def value_of(node: Node) -> Any:
 def check_upstream(line: bytes, *, is_first: bool) -> None:
     """No answer unseen, spans exact, and parts that get smaller."""
     found = wire.read_upstream(line, is_first=is_first)
-    seen = list(seen_by_some_client(line, is_first=is_first))
+    seen = messages_in(texts_of(line, is_first=is_first))
     assert found or not seen, "an object was not seen"
     if found is None:
         return
@@ -373,14 +379,6 @@ def check_upstream(line: bytes, *, is_first: bool) -> None:
         read_again = [wire.read_upstream(piece) for piece in pieces]
         assert all(piece and piece.objects == 1 for piece in read_again), "a part has parts"
         assert ids <= {answer.id for piece in read_again if piece for answer in piece.answers}, "parts lost an answer"
-
-
-def seen_by_some_client(line: bytes, *, is_first: bool) -> Iterator[Pairs]:
-    text = to_text(line)
-    text = text.removeprefix("\ufeff") if is_first else text
-    for each in (text, *(text.split("\r") if "\r" in text.rstrip("\r\n") else ())):
-        for document in documents(each):
-            yield from objects(document)
 
 
 def identity_of(value: Any) -> wire.Id | None:

@@ -58,14 +58,14 @@ def test_a_quick_run_finds_nothing_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_relay_that_leaks_is_seen(tmp_path: Path) -> None:
-    ended = soak(tmp_path / "disk", "--minutes", "0.2", relay=LEAKY)
+    ended = soak(tmp_path / "disk", "--minutes", "0.1", relay=LEAKY)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     (row,) = [line for line in ended.stdout.splitlines() if line.startswith("pins, modern era")]
     assert row.endswith("GREW: memory, MiB, descriptors")
 
 
 def test_effects_that_run_twice_and_answers_that_change_are_seen(tmp_path: Path) -> None:
-    ended = soak(tmp_path / "disk", "--minutes", "0.2", relay=WITHOUT_PINS)
+    ended = soak(tmp_path / "disk", "--minutes", "0.1", relay=WITHOUT_PINS)
     assert ended.returncode == 1, ended.stdout + ended.stderr
     found = {line.rpartition(" ")[0].strip(): line.rpartition(" ")[2] for line in ended.stdout.splitlines()}
     assert int(found["effects run twice"]) > 0
