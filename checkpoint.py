@@ -221,13 +221,13 @@ def _report_to(args: argparse.Namespace) -> "Config | None":
         return None
     if not (did and url):
         raise UsageError("reporting needs both --report-server-did and --report-server-url")
-    from reporter import DEFAULT_BASE_URL, Config
+    from reporter import DEFAULT_BASE_URL, Config, url_problem
 
     key = _api_key()
     del os.environ[API_KEY]
     base_url = args.report_base_url or DEFAULT_BASE_URL
-    if not base_url.startswith(("http://", "https://")):
-        raise UsageError(f"--report-base-url: {base_url!r} is no http or https URL")
+    if (problem := url_problem(base_url)) is not None:
+        raise UsageError(f"--report-base-url: {problem}")
     return Config(
         api_key=key, server_did=did, server_url=url, display_name=args.report_display_name or None, base_url=base_url
     )

@@ -122,8 +122,10 @@ class Courier:
 
     def register(self, tools: Sequence[Mapping[str, str]] | None) -> None:
         """Registers the server, with a catalog or without one; what was to be registered before is out of date."""
-        body = encode(build_registration_body(self._config, tools))
-        self._registration = _Item(REGISTER_PATH, "", body, self._now_ms())
+        body = build_registration_body(self._config, tools)
+        if tools is not None and "tools" not in body:
+            _log.warning("the catalog is too large to be registered; the one that the endpoint has stays as it is")
+        self._registration = _Item(REGISTER_PATH, "", encode(body), self._now_ms())
         self.hear()
 
     def facts(self) -> Sequence[Fact]:

@@ -265,6 +265,12 @@ def _expect_success(answer: Answer) -> None:
         raise GitError(f"git: {answer.error}")
 
 
+def _expect(is_readable: bool) -> None:
+    """Raises GitError unless git printed what its manual says: whatever stands first on PATH may be called git."""
+    if not is_readable:
+        raise GitError("git: printed something else than it was asked for")
+
+
 def _untracked_folders(git: Git, prefix: bytes) -> tuple[str, ...]:
     try:
         answer = git.run(*_STATUS, "--untracked-files=normal", "--", ".")
@@ -278,16 +284,24 @@ def _untracked_folders(git: Git, prefix: bytes) -> tuple[str, ...]:
 
 
 def read_status(output: bytes) -> tuple[str | None, str | None, list[bytes]]:
-    """HEAD, branch and records of `status --porcelain=v2 -z --branch`. Unknown headers are passed over."""
+    """HEAD, branch and records of `status --porcelain=v2 -z --branch`. Unknown headers are passed over.
+
+    Raises GitError for what is no such status, as does `read_changes`.
+    """
     head = branch = None
     records = []
-    for record in output.split(b"\0"):
+    rest = iter(output.split(b"\0"))
+    for record in rest:
         if record.startswith(b"# branch.oid "):
+            _expect(record[13:] == b"(initial)" or _commit(record[13:]) is not None)
             head = record[13:].decode()
         elif record.startswith(b"# branch.head "):
             branch = record[14:].decode("utf-8", "replace")
         elif record and not record.startswith(b"# "):
             records.append(record)
+            if record.startswith(b"2 "):
+                records.append(next(rest, b""))  # a file's old name, which may look like a header
+    _expect(head is not None)
     return None if head == "(initial)" else head, None if branch == "(detached)" else branch, records
 
 
@@ -307,9 +321,11 @@ def read_changes(root: str, records: Iterable[bytes], prefix: bytes) -> tuple[li
             name = record[2:]
         elif kind in _FIELDS_BEFORE_PATH:
             *fields, name = record.split(b" ", _FIELDS_BEFORE_PATH[kind])
+            _expect(len(fields) == _FIELDS_BEFORE_PATH[kind] and len(fields[1]) == 2 and record[1:2] == b" ")
             old = next(rest, None) if kind == b"2" else None
         else:
             continue
+        _expect(name != b"")
         path = _relative(name, prefix)
         if path is None:
             skipped += name.startswith(prefix)
@@ -317,7 +333,7 @@ def read_changes(root: str, records: Iterable[bytes], prefix: bytes) -> tuple[li
         if is_own_file(path):
             continue
         origin = _relative(old, prefix) if old else None
-        change = _read_change(root, path, kind, [field.decode() for field in fields], origin)
+        change = _read_change(root, path, kind, [field.decode("ascii", "replace") for field in fields], origin)
         if change and not (path in changes and change.status == "D"):
             changes[path] = change
     return list(changes.values()), skipped
@@ -431,6 +447,7 @@ def history(git: Git, saved: str) -> History:
     if git.run("merge-base", "--is-ancestor", saved, "HEAD").code == 0:
         counted = git.run("rev-list", "--count", "--end-of-options", f"{saved}..HEAD")
         _expect_success(counted)
+        _expect(re.fullmatch(rb"[0-9]{1,18}\n", counted.output) is not None)
         commits = int(counted.output)
         return History(True, commits, _subjects(git, saved) if commits else ())
     holders = git.run(
@@ -462,18 +479,21 @@ def committed_since(git: Git, saved: str) -> dict[str, str] | None:
     )  # fmt: skip
     if answer.code != 0:
         return None
-    fields = answer.output.split(b"\0")
+    *fields, rest = answer.output.split(b"\0")
+    _expect(len(fields) % 2 == 0 and rest == b"")
     found = {}
-    for said, name in zip(fields[::2], fields[1::2], strict=False):
+    for said, name in zip(fields[::2], fields[1::2], strict=True):
         path = _relative(name, b"")
-        old_mode, new_mode, old_blob, new_blob, _ = said.decode().split(" ")
+        words = said.decode("ascii", "replace").split(" ")
+        _expect(len(words) == 5)
+        old_mode, new_mode, old_blob, new_blob, _ = words
         is_remoded = old_blob == new_blob and old_mode[1:4] == new_mode[:3] == "100"
         if path and not is_own_file(path) and not is_remoded:
             found[path] = old_blob
     return found
 
 
-_commit: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?\n").fullmatch
+_commit: Final = re.compile(rb"[0-9a-f]{40}(?:[0-9a-f]{24})?").fullmatch
 
 
 def submodule_head(git: Git, path: str) -> str | None:
@@ -485,7 +505,7 @@ def submodule_head(git: Git, path: str) -> str | None:
     if inner.code != 0 or inner.output != os.fsencode(os.path.realpath(folder)) + b"\n":
         return None
     answer = git.run("-C", folder, "rev-parse", "HEAD")
-    return answer.output.decode().strip() if answer.code == 0 and _commit(answer.output) else None
+    return answer.output.decode().strip() if answer.code == 0 and _commit(answer.output.removesuffix(b"\n")) else None
 
 
 # ----------------------------------------------------------------------------------------------------------- moves

@@ -66,6 +66,10 @@ def _write_whole(fd: int, piece: bytes | memoryview) -> int:
     return taken
 
 
+def _ignore(*_: object) -> None:
+    """For what is over."""
+
+
 def _readable_bytes(fd: int) -> int:
     return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0])
 
@@ -130,6 +134,7 @@ class Reader:
     def close(self) -> None:
         self.pause()
         self.is_ended = True
+        self._on_lines = self._on_end = _ignore  # whoever they lead to leads here: a circle, with a large buffer in it
 
     def _read(self) -> int:
         """One read; how many bytes it gave."""
@@ -251,6 +256,7 @@ class Writer:
         if not self._is_closed:
             self._is_closed = True
             self._drop()
+            self._on_broken = self._on_drained = _ignore
             os.close(self._fd)
 
     def _try(self, piece: bytes | memoryview) -> int:

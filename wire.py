@@ -103,7 +103,7 @@ class Upstream(NamedTuple):
 
     answers: tuple[Answer, ...] = ()
     methods: tuple[tuple[str, Id | None], ...] = ()
-    objects: int = 1  # how many objects it holds, on its own or in arrays
+    objects: int = 1  # how many objects it holds, on its own or in arrays; where there are several, `parts` gives each
     cancels: tuple[Id, ...] = ()  # questions of its own that it takes back
 
 
@@ -585,8 +585,10 @@ def read_upstream(line: bytes, *, is_first: bool = False) -> Upstream | None:
         for fragment in line.split(b"\r"):
             more = _read_upstream(fragment, start=start)
             answers = [answer for answer in more.answers if answer not in read.answers]
-            methods, objects = read.methods + more.methods, max(read.objects, more.objects)
-            read = Upstream((*read.answers, *answers), methods, objects, read.cancels + more.cancels)
+            # Fragments make no parts, so what is only in them counts as one.
+            objects = read.objects or min(more.objects, 1)
+            methods, cancels = read.methods + more.methods, read.cancels + more.cancels
+            read = Upstream((*read.answers, *answers), methods, objects, cancels)
             start += len(fragment) + 1
     return read if read.objects else None
 
@@ -682,10 +684,25 @@ def replay_line(id_bytes: bytes, body: bytes, *, is_error: bool) -> bytes:
     return b'{"jsonrpc":"2.0","id":%b,"%b":%b}\n' % (id_bytes, b"error" if is_error else b"result", body)
 
 
+_request_encoder: Final = json.JSONEncoder(
+    separators=(",", ":"), allow_nan=False, default=lambda number: float(number.literal)
+)
+
+
 def request_line(own_id: str, method: str, params: Mapping[str, Any]) -> bytes:
-    """A request of ours to upstream. Its params may hold what came from downstream."""
-    request = {"jsonrpc": "2.0", "id": own_id, "method": method, "params": params}
-    return json.dumps(request, separators=(",", ":"), default=lambda number: float(number.literal)).encode() + b"\n"
+    """A request of ours to upstream. Its params may hold what came from downstream.
+
+    A `_meta` with a repeated key, or a number that no float holds, is left out: only its own bytes could say it.
+    """
+
+    def written(params: Mapping[str, Any]) -> bytes:
+        request = {"jsonrpc": "2.0", "id": own_id, "method": method, "params": params}
+        return _request_encoder.encode(request).encode("ascii") + b"\n"
+
+    try:
+        return written(params)
+    except ValueError:
+        return written({key: value for key, value in params.items() if key != "_meta"})
 
 
 def cancel_line(id_bytes: bytes) -> bytes:

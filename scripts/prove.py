@@ -234,8 +234,12 @@ class Talk:
     def ask(self, pins: Iterable[int]) -> None:
         """Queues calls."""
         for pin in pins:
-            self._unsent += self._calls[pin].line
+            self.say(self._calls[pin].line)
             self.waiting.add(pin)
+
+    def say(self, line: bytes) -> None:
+        """Queues a line that nobody answers."""
+        self._unsent += line
 
     def pump(self, wait_s: float = 0.05, write: int = 65536, read: int = 65536) -> None:
         """Moves some bytes, at most so many."""

@@ -144,7 +144,7 @@ def test_upstream_keeps_a_key_that_is_not_ours(journal: Path, tmp_path: Path) ->
         (["--report-server-did", "did:web:s"], "needs both"),
         (["--report-server-url", "https://s"], "needs both"),
         (["--report-display-name", "S"], "needs both"),
-        (["--report-server-did", "d", "--report-server-url", "u", "--report-base-url", "ftp://x"], "no http or https"),
+        (["--report-server-did", "d", "--report-server-url", "u", "--report-base-url", "ftp://x"], "is not usable"),
     ],
 )
 def test_flags_that_do_not_go_together(flags: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1028,6 +1028,49 @@ def test_unknown_header_lines_are_passed_over() -> None:
     assert gitfacts.read_status(output) == (None, "main", [b"? a"])
 
 
+@pytest.mark.parametrize("old", ["# notes", "# branch.oid x", "1 x", "? y"])
+def test_an_old_name_that_looks_like_a_record_is_a_name(repo: Repository, old: str) -> None:
+    repo.commit_file(old, "one\ntwo\nthree\n")
+    repo.git("mv", "--", old, "new")
+    repo.write("other")
+    changes = gitfacts.take_snapshot(Git(str(repo.root))).changes
+    assert [(change.path, change.status, change.origin) for change in changes] == [
+        ("new", "R", old),
+        ("other", "??", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        b"wrapped git\n",
+        b"# branch.oid HEAD\0",
+        b"# branch.oid \xff\0",
+        b"1\0",
+        b"1 M\0",
+        b"1 M N... 100644 100644 100644 1 2 p\0",
+        b"1xM. N... 100644 100644 100644 1 2 p\0",
+        b"1 M. N... 100644 100644 100644 1 2 \0",
+        b"u UU N... 100644 100644 1 2 3 p\0",
+        b"? \0",
+    ],
+)
+def test_what_is_no_status_is_no_answer_of_gits(tmp_path: Path, output: bytes) -> None:
+    head = b"" if output.startswith((b"#", b"w")) else b"# branch.oid (initial)\0"
+    with pytest.raises(GitError, match="printed something else"):
+        gitfacts.read_changes(str(tmp_path), gitfacts.read_status(head + output)[2], b"")
+
+
+@pytest.mark.parametrize("said", [b"wrapped git\n", b"\xff\0a\0", b":1 2 3\0a\0"])
+def test_history_that_is_none_is_no_answer_of_gits(
+    repo: Repository, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(Git, "run", lambda *_, **__: gitfacts.Answer(0, said, ""))
+    for ask in (gitfacts.history, gitfacts.committed_since):
+        with pytest.raises(GitError, match="printed something else"):
+            ask(Git(str(repo.root)), "0" * 40)
+
+
 @pytest.mark.parametrize(
     ("record", "is_there", "expected"),
     [
