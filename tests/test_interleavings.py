@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from memory import (
     Bench,
     FakeLoop,
+    FakeSink,
     Timer,
     call,
     cancel,
@@ -269,11 +270,14 @@ PROCESSES: Final = st.builds(
     annotates=st.just(True),
     call_id_keys=st.just(("host/id",)),
     call_timeout_s=st.sampled_from([None, 3]),
+    restarts_upstream=st.booleans(),
 )
 FREE_AGAIN: Final = (*FREE, "NOT_EXECUTED")
 DONE: Final = ("COMPLETED", "FAILED")
 IDEMPOTENT: Final = "set"  # the tool of which trusting processes believe that it may run again
 HOST_ID: Final = "host/id"
+PROGRAM: Final = ("p1", "p2", "p3", "p4", "p5")  # the steps of an agent that makes the same calls in the same order
+PROGRAMS: Final = "o"  # the workflow that only such agents use
 
 
 class Attempt(NamedTuple):
@@ -355,6 +359,7 @@ class Wish:
     doubts: set[int] = field(default_factory=set)  # what the file held when it was asked
     is_cancelled: bool = False
     answers: int = 0
+    has_outcome: bool = False  # and no refusal
 
 
 class OwnLoop(FakeLoop):
@@ -392,6 +397,8 @@ class Process:
         self.flying: set[int] = set()  # rows that upstream may still answer
         self.landing: set[int] = set()
         self.matched: set[tuple[str, int]] = set()
+        self.unread: set[Any] = set()  # ids of calls that the last server cannot have read
+        self.done: set[str] = set()  # steps of the program
         self.loop = OwnLoop(world.loop)
         self.bench = Bench(world.path, settings, loop=self.loop, on_up=self.saw_upstream, on_down=self.saw_downstream)
         if settings.trusts_annotations:
@@ -407,6 +414,9 @@ class Process:
             return
         wish, now = self.wishes[message["id"]], Model(self.world.path)
         assert sent == wish.line
+        if message["id"] in self.rows:
+            self.is_sent_again(message["id"], wish, now)
+            return
         row = next(row for row in now.attempts.values() if row.id not in self.world.sent)
         assert row.tool_name == message["params"]["name"], "a call left without a row of its own"
         self.world.sent.add(row.id)
@@ -414,11 +424,37 @@ class Process:
         self.rows[message["id"]] = row.id
         self.flying.add(row.id)
         self.may_run(row, now)
+        if wish.place is None:
+            self.is_not_given_up(row, wish, now)
+        if wish.workflow_id == PROGRAMS and not self.world.is_over:
+            self.is_not_finished(row, now)
         if row.attempt > 1:
             return
         self.is_nowhere_on_record(row, now)
         if wish.place is None:
             self.passes_no_doubt(row, wish, now)
+
+    def is_sent_again(self, number: Any, wish: Wish, now: Model) -> None:
+        """To another server, under its row: nobody read it before, and somebody waits for it."""
+        assert number in self.unread
+        assert not wish.is_cancelled
+        assert now.attempts[self.rows[number]].status == "PENDING"
+        self.unread.discard(number)
+        self.at_upstream.append(number)
+        self.flying.add(self.rows[number])
+
+    def is_not_given_up(self, row: Attempt, wish: Wish, now: Model) -> None:
+        """A call without a pin is not one that this process has sent, that nobody waits for and that has no outcome."""
+        for doubt in now.doubts(row.workflow_id):
+            if doubt.id in wish.doubts and doubt.id in self.world.doubts and doubt.id in self.rows.values():
+                assert doubt.signature != row.signature, f"{row.place} is what was given up at {doubt.place}"
+
+    def is_not_finished(self, row: Attempt, now: Model) -> None:
+        """A step of the program that has an outcome on record does not run again, whatever was refused before."""
+        for other in now.attempts.values():
+            is_relative = other.workflow_id in now.relatives(row.workflow_id)
+            if is_relative and other.signature == row.signature and other.id != row.id:
+                assert other.status not in (*DONE, "TASK"), f"{row.tool_name} ran again at {row.place}"
 
     def may_run(self, row: Attempt, now: Model) -> None:
         """A place runs again only if nothing ran there before, or an operator or a trusted hint allows it."""
@@ -454,6 +490,10 @@ class Process:
             return
         wish = self.wishes[message["id"]]
         wish.answers += 1
+        reason = (message.get("error", {}).get("data") or {}).get("checkpoint", {}).get("reason")
+        is_visit = message.get("error", {}).get("code") == -32042
+        wish.has_outcome = not is_visit and reason in (None, "resolved_failed")
+        assert wish.workflow_id != PROGRAMS or reason != "diverged" or self.world.is_over
         place = message.get("result", {}).get("_meta", {}).get("checkpoint")
         if place is None:
             return
@@ -511,6 +551,7 @@ class World(RuleBasedStateMachine):
         self.seen: dict[int, Attempt] = {}
         self.holder: sqlite3.Connection | None = None
         self.processes = []
+        self.is_over = False
 
     @initialize(first=PROCESSES, second=PROCESSES)
     def start(self, first: Settings, second: Settings) -> None:
@@ -540,6 +581,86 @@ class World(RuleBasedStateMachine):
                 self.turn()
 
     @rule(
+        which=WHICH, steps=st.integers(1, 4), is_pair=st.booleans(),
+        fault=st.sampled_from(["none", "none", "busy", "cancel", "late", "not sent", "handed over", "error", "bridge"]),
+    )  # fmt: skip
+    def run_program(self, which: int, steps: int, is_pair: bool, fault: str) -> None:
+        """An agent goes on with its program; it tries a step again until that has an outcome, and skips none."""
+        process = self.processes[which]
+        if process.settings.unpinned is not Unpinned.ORDERED:
+            return
+        todo = [step for step in PROGRAM if step not in process.done][:steps]
+        if is_pair and fault != "cancel":  # of two that race, the second may get the place of the first
+            self.try_steps(process, todo[:2], fault)
+        for step in todo:
+            for tried in (fault, "none", "none"):
+                if step not in process.done:
+                    self.try_steps(process, [step], tried)
+                fault = "none"
+            if step not in process.done:
+                return
+
+    def try_steps(self, process: Process, steps: list[str], fault: str) -> None:
+        """Asks for steps at once, and lets something be in the way."""
+        asked = {next(self.numbers): step for step in steps}
+        if fault in ("busy", "cancel"):
+            self.hold()
+        if fault == "not sent":
+            process.bench.up.is_full = True
+        for number, step in asked.items():
+            process.ask(number, PROGRAMS, None, step, None)
+        self.turn()
+        if fault in ("cancel", "not sent"):
+            for number in asked:
+                self.give_up(process, number)
+            self.loop.advance(0.1)
+        if fault == "not sent":
+            self.change_server(process, 0)
+            process.bench.up.is_full = False
+        if fault == "late":
+            self.loop.advance(4)
+        if fault == "handed over":
+            self.hold()
+        for number in [number for number in process.at_upstream if number in asked]:
+            self.say(process, number, fault if fault in ("error", "bridge") else "ok")
+        if fault in ("busy", "handed over"):
+            self.loop.advance(6)
+        self.free()
+        self.loop.advance(0.1)
+        self.settle_turn()
+        process.done |= {step for number, step in asked.items() if process.wishes[number].has_outcome}
+        self.nothing_that_is_finished_changes()
+
+    def give_up(self, process: Process, number: Any) -> None:
+        process.wishes[number].is_cancelled = True
+        process.bench.relay.from_downstream([cancel(number)])
+
+    @rule(which=WHICH, unread=st.sampled_from([0, 90, 10_000]))
+    def change_servers(self, which: int, unread: int) -> None:
+        self.change_server(self.processes[which], unread)
+
+    def change_server(self, process: Process, unread: int) -> None:
+        """The server of a process ends, and had not read that much of what was written to it; another one begins."""
+        if not process.settings.restarts_upstream or process.settings.trusts_annotations:
+            return
+        self.turn()  # what is ready is written to the server that is there
+        sink = process.bench.up
+        sink.unread = min(unread, sink.taken_bytes)
+        at, read = 0, sink.taken_bytes - sink.unread
+        process.unread.clear()
+        for sent in sink.lines:
+            if at >= read:
+                process.unread.add(json.loads(sent).get("id"))
+            at += len(sent)
+        process.at_upstream.clear()
+        process.flying.clear()
+        process.bench.relay.upstream_interrupted()
+        self.turn()
+        process.bench.up = FakeSink(process.saw_upstream)
+        process.bench.relay.upstream_started(process.bench.up, 77)
+        self.turn()
+
+    @rule(
         which=WHICH, at=st.integers(0, 5), kind=st.sampled_from(["ok", "ok", "ok", "error", "bridge", "visit", "task"])
     )
     def answer(self, which: int, at: int, kind: str) -> None:
@@ -565,9 +686,7 @@ class World(RuleBasedStateMachine):
     def cancel(self, which: int, at: int) -> None:
         wishes = self.processes[which].wishes
         if wishes:
-            number = list(wishes)[at % len(wishes)]
-            wishes[number].is_cancelled = True
-            self.processes[which].bench.relay.from_downstream([cancel(number)])
+            self.give_up(self.processes[which], list(wishes)[at % len(wishes)])
 
     @rule(seconds=st.sampled_from([0, 0, 0.5, 4, 6]))
     def time(self, seconds: float) -> None:
@@ -652,6 +771,7 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         try:
             self.free()
+            self.is_over = True
             if self.processes:
                 self.nobody_is_stuck()
         finally:
@@ -694,3 +814,86 @@ World.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestManyLives = World.TestCase
+
+
+# Two walks through the same world that come more often to where its rules meet.
+
+IN_ORDER: Final = st.builds(
+    options,
+    st.just("ordered"),
+    forks=st.booleans(),
+    annotates=st.just(True),
+    call_timeout_s=st.sampled_from([None, 3]),
+    restarts_upstream=st.just(True),
+)
+FAULTS: Final = st.sampled_from(["none", "busy", "cancel", "late", "not sent", "handed over", "error", "bridge"])
+RUNS: Final = st.lists(st.tuples(st.integers(1, 3), st.booleans(), FAULTS), min_size=1, max_size=3)
+LIVES: Final = st.lists(st.tuples(IN_ORDER, RUNS, st.booleans()), min_size=2, max_size=4)
+
+
+@given(lives=LIVES, statuses=st.lists(st.sampled_from(["COMPLETED", "NOT_EXECUTED"]), min_size=4, max_size=4))
+@settings(derandomize=True, deadline=None, max_examples=int(os.environ.get("CHECKPOINT_EXAMPLES", "60")))
+def test_no_retry_of_a_step_makes_a_finished_one_run_again(lives: list[Any], statuses: list[str]) -> None:
+    world = World()
+    try:
+        world.start(lives[0][0], lives[0][0])
+        for (process, runs, is_killed), status in zip(lives, statuses, strict=False):
+            world.end(0, process, is_killed, 0)
+            for steps, is_pair, fault in runs:
+                world.run_program(0, steps, is_pair, fault)
+            world.end(0, process, is_killed, 0)
+            world.nothing_that_is_finished_changes()
+            for at in range(len(world.doubts)):
+                world.operator(at, status)
+            world.nothing_that_is_finished_changes()
+    finally:
+        world.teardown()
+
+
+MOVES: Final = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from([None, None, "x", "y"])),
+        st.tuples(st.just("ask"), st.sampled_from([None, None, "x", "y"])),
+        st.tuples(st.just("answer"), st.integers(0, 3), st.sampled_from(["ok", "visit", "visit"])),
+        st.tuples(st.just("cancel"), st.integers(0, 7)),
+        st.tuples(st.just("cancel"), st.integers(0, 7)),
+        st.tuples(st.just("void")),
+    ),
+    min_size=4,
+    max_size=14,
+)
+
+
+ASK: Final = ("ask", None)
+
+
+@given(process=PROCESSES, moves=MOVES)
+@example(options("ordered"), [ASK, ASK, ("void",), ASK, ("cancel", 0), ASK])
+@example(options(), [ASK, ASK, ("answer", 0, "visit"), ("answer", 0, "visit"), ASK, ("cancel", 2), ASK])
+@example(options(call_id_keys=(HOST_ID,)), [("ask", "x"), ("void",), ("ask", "y"), ("cancel", 0), ("ask", "x")])
+@settings(derandomize=True, deadline=None, max_examples=int(os.environ.get("CHECKPOINT_EXAMPLES", "100")))
+def test_a_call_that_was_given_up_is_not_made_again_wherever_it_would_belong(
+    process: Settings, moves: list[Any]
+) -> None:
+    world = World()
+    try:
+        world.start(process, process)
+        for move in moves:
+            match move:
+                case ("ask", host_id):
+                    world.ask(0, None, "a", "w", host_id, True)
+                case ("answer", at, kind):
+                    world.answer(0, at, kind)
+                    world.turn()
+                case ("cancel", at):
+                    world.cancel(0, at)
+                    world.turn()
+                case ("void",):  # a person finds that nothing of what was under way was done
+                    world.end(0, process, True, 0)
+                    world.nothing_that_is_finished_changes()
+                    while world.doubts:
+                        world.operator(0, "NOT_EXECUTED")
+                        world.nothing_that_is_finished_changes()
+            world.nothing_that_is_finished_changes()
+    finally:
+        world.teardown()
