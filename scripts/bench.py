@@ -35,7 +35,7 @@ from typing import Any, Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench_peers import (  # noqa: E402  # the path comes first
+from bench_peers import (  # noqa: E402  # the path comes first
     BACK_TO_BACK,
     BARE,
     BARE_PYTHON,
@@ -56,7 +56,7 @@ from scripts.bench_peers import (  # noqa: E402  # the path comes first
     good_endpoint,
     leave_journal,
 )
-from scripts.bench_results import (  # noqa: E402
+from bench_results import (  # noqa: E402
     CPU,
     IN_FLIGHT,
     TABLES,

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, NamedTuple
 from xml.sax.saxutils import escape
 
-from scripts.bench_peers import BARE, DIRECT, JOURNALED, PASS
+from bench_peers import BARE, DIRECT, JOURNALED, PASS
 
 IN_FLIGHT: Final = 64
 CPU: Final = " (CPU)"  # behind the name of a subject: what its process used for a call
