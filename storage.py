@@ -358,6 +358,7 @@ class Lock:
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd: int | None = None
+        self._inode: Inode | None = None  # of what we locked, which stays the same while it is open
         self.pid = os.getpid()
 
     def take(self) -> bool:
@@ -374,7 +375,8 @@ class Lock:
         except OSError as error:
             os.close(fd)
             raise self._unusable(error) from error
-        self._fd = fd
+        found = os.fstat(fd)
+        self._fd, self._inode = fd, (found.st_dev, found.st_ino)
         if not self.is_held():  # it was replaced between open and flock
             self.give_back()
             return False
@@ -396,10 +398,7 @@ class Lock:
 
     def is_held(self) -> bool:
         """Whether the lock that we took is still the one that the path names."""
-        if self._fd is None:
-            return False
-        ours = os.fstat(self._fd)
-        return inode_of(self._path) == (ours.st_dev, ours.st_ino)
+        return self._fd is not None and inode_of(self._path) == self._inode
 
     def owner_pid(self) -> int | None:
         """Who has it, for messages only."""
