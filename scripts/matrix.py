@@ -25,7 +25,6 @@ Exit codes: 0 all is well, 1 a cell failed, 2 usage, 3 the run itself broke off,
 
 import argparse
 import contextlib
-import ctypes
 import importlib.metadata
 import importlib.util
 import json
@@ -48,6 +47,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from prove import adopt_orphans, end_children
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPTS: Final = ROOT / "scripts"
@@ -967,22 +968,6 @@ class Matrix:
 def tail(path: Path) -> str:
     """The last lines of what the processes of a cell said on stderr."""
     return "\n".join(f"    {line}" for line in path.read_text("utf-8", "replace").splitlines()[-4:])
-
-
-def adopt_orphans() -> None:
-    """Makes us the parent of what our dead children leave behind, so that it can be waited for (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-
-
-def end_children() -> None:
-    """Kills and collects every process that is left (Linux; elsewhere most end with their input)."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while children.exists() and (pids := children.read_text("ascii").split()):
-        for pid in map(int, pids):
-            with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
 
 
 # ---------------------------------------------------------------------------------------------------------- the table
