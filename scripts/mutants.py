@@ -30,7 +30,10 @@ DEADLINE_S: Final = 300
 # Of each mutant, the tests that must fail, the quickest first.
 TESTS: Final = {
     "states.py": ("tests/test_journal.py", "tests/test_readme.py"),
-    "turn.py": ("tests/test_turn.py", "tests/test_relay.py", "tests/test_calls.py", "tests/test_crash.py"),
+    "turn.py": (
+        *("tests/test_turn.py", "tests/test_relay.py", "tests/test_calls.py", "tests/test_workflows.py"),
+        "tests/test_crash.py",
+    ),
     "storage.py": ("tests/test_storage.py",),
     "journal.py": ("tests/test_storage.py",),
 }

@@ -24,7 +24,7 @@ from memory import (
 )
 
 from journal import Journal, JournalFailed
-from states import Answered, Cause, Dispatched, Doubted, Entry, Fact, Status
+from states import Answered, Cause, Delivered, Dispatched, Doubted, Entry, Fact, Status
 from storage import Files, JournalError
 from turn import RETRY_S, WAIT_S, CrashDrill, Lane, Slot, Turn
 
@@ -351,3 +351,15 @@ def test_the_drill_strikes_at_the_sequence_that_it_is_given(path: Path) -> None:
 def test_without_a_point_the_drill_never_strikes() -> None:
     entry = Entry(1, "w", 1, 1, "t", "s", None, Status.PENDING)
     assert not any(CrashDrill().is_at(point, [entry]) for point in CrashDrill.POINTS)
+
+
+def test_a_mark_rides_in_one_commit_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(tmp_path / "j.db", HANDSHAKE_NAMES)
+    assert bench.journal is not None
+    commits: list[list[Fact]] = []
+    append = bench.journal.append
+    monkeypatch.setattr(bench.journal, "append", lambda facts: (commits.append([*facts]), append(facts)))
+    for number in (1, 2, 3):
+        bench.call(call(number), result(number))
+    marks = [[fact.dispatch for fact in facts if isinstance(fact, Delivered)] for facts in commits]
+    assert marks == [[], [], [1], [], [2], []]
