@@ -358,7 +358,12 @@ def test_a_mark_rides_in_one_commit_and_no_more(tmp_path: Path, monkeypatch: pyt
     assert bench.journal is not None
     commits: list[list[Fact]] = []
     append = bench.journal.append
-    monkeypatch.setattr(bench.journal, "append", lambda facts: (commits.append([*facts]), append(facts)))
+
+    def watched(facts: Sequence[Fact]) -> None:
+        commits.append([*facts])
+        append(facts)
+
+    monkeypatch.setattr(bench.journal, "append", watched)
     for number in (1, 2, 3):
         bench.call(call(number), result(number))
     marks = [[fact.dispatch for fact in facts if isinstance(fact, Delivered)] for facts in commits]
