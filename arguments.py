@@ -31,6 +31,9 @@ examples:
   checkpoint --upstream-cmd "mcp-server-git --repository ." --journal git.db
   checkpoint --journal 'state/{workflow}.db' --workflow-id env:RUN_ID -- npx -y @acme/server --flag
   checkpoint --upstream-cmd ./server --journal ci.db --crash-at after_complete@3
+  checkpoint journal list git.db --status IN_DOUBT
+  checkpoint report flush git.db
+  checkpoint session doctor
   checkpoint demo
 
 exit codes:
@@ -38,7 +41,11 @@ exit codes:
 
 
 class UsageError(Exception):
-    """The command line asks for what cannot be; one line, exit code 2."""
+    """The command line asks for what cannot be; one line, exit code 2. `command` is whose help says more."""
+
+    def __init__(self, message: str, command: str = "checkpoint") -> None:
+        super().__init__(message)
+        self.command = command
 
 
 class HelpWanted(Exception):
@@ -56,7 +63,7 @@ class _Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(message)
+        raise UsageError(message, self.prog)
 
     def print_help(self, file: object = None) -> None:
         raise HelpWanted(self.format_help().rstrip())
@@ -74,8 +81,8 @@ def build_parser(*, has_commands: bool = True) -> argparse.ArgumentParser:
         demo = commands.add_parser(
             "demo",
             help="watch a crash and a resumption, with nothing but this program",
-            description="Calls tools through the relay, kills it in the middle of a call, starts it\nagain, and "
-            "compares what the journal says with what the server really did.\nWrites to a temporary folder only.",
+            description="Charges five cards through the relay, kills everything in the middle of the\nfourth, starts "
+            "again, and counts in the server's own ledger what happened twice.\nWrites to a temporary folder only.",
         )
         demo.set_defaults(run="demo")
         _add_session_commands(commands)
@@ -190,7 +197,8 @@ def _add_journal_options(parser: argparse.ArgumentParser) -> None:
         "--call-id-key",
         metavar="KEY",
         action="append",
-        help="a key of _meta in which the host sends its own id of a call, unique for ever; repeatable, '' for none "
+        help="a key of _meta in which the host sends its own id of a call, 1 to 200 characters, unique for ever; "
+        "repeatable, '' for none "
         "(claudecode/toolUseId)",
     )
     add(
@@ -215,8 +223,8 @@ def _add_journal_options(parser: argparse.ArgumentParser) -> None:
         "--trust-annotations",
         action="store_true",
         default=None,
-        help="believe the server: tools with readOnlyHint skip the journal, and one with idempotentHint may run again "
-        "at its own place when it is in doubt",
+        help="believe the server: tools with readOnlyHint skip the journal, and one with that or idempotentHint may "
+        "run again at its own place when it is in doubt",
     )
     add(
         "--redact-args-in-journal",
@@ -235,8 +243,8 @@ def _add_journal_options(parser: argparse.ArgumentParser) -> None:
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "report",
-        "Registers the server with a KYA-OS Checkpoint endpoint, and reports every call to it. The key is taken from "
-        "the environment variable CHECKPOINT_API_KEY, out of which the server does not get it.",
+        "Registers the server with a KYA-OS Checkpoint endpoint, and reports every call to\nit. The key is taken from "
+        "the environment variable CHECKPOINT_API_KEY, out of which\nthe server does not get it.",
     )
     add = group.add_argument
     add("--report-server-did", metavar="DID", help="the DID of the server; it and the URL switch reporting on")
@@ -269,15 +277,6 @@ def _seconds(text: str) -> float:
 _seconds.__name__ = "number of seconds"  # argparse puts it into its message
 
 
-def _joined(argv: Sequence[str]) -> list[str]:
-    """The words, but for those of `journal`: there a workflow's name may begin with dashes, as refusals print it."""
-    words = list(argv)
-    if words[:1] == ["journal"] and "--workflow-id" in words[:-1]:
-        at = words.index("--workflow-id")
-        words[at : at + 2] = [f"--workflow-id={words[at + 1]}"]
-    return words
-
-
 def _count(text: str) -> int:
     value = int(text)
     if not 0 <= value < 1e9:
@@ -286,6 +285,15 @@ def _count(text: str) -> int:
 
 
 _count.__name__ = "number"
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+    """The words, but for those of `journal`: there a workflow's name may begin with dashes, as refusals print it."""
+    words = list(argv)
+    if words[:1] == ["journal"] and "--workflow-id" in words[:-1]:
+        at = words.index("--workflow-id")
+        words[at : at + 2] = [f"--workflow-id={words[at + 1]}"]
+    return words
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

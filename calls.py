@@ -40,6 +40,7 @@ from workflows import Decision, Workflows
 
 _log = logging.getLogger("checkpoint.calls")
 
+MAX_CALL_ID: Final = 200  # characters
 _OTHER_SHAPE: Final = "its answer on record is of another shape"
 
 
@@ -178,15 +179,22 @@ class Calls:
 
     def _call_id(self, call: wire.ToolCall) -> str | None:
         """The id under which the host knows this call, if it is one of the keys that hosts use."""
-        found = (call.meta.get(key) for key in self._settings.call_id_keys)
-        return next((storable(name) for name in found if isinstance(name, str) and 0 < len(name) <= 200), None)
+        for key in self._settings.call_id_keys:
+            name = call.meta.get(key)
+            if isinstance(name, str) and 0 < len(name) <= MAX_CALL_ID:
+                return storable(name)
+            if name is not None:
+                _log.warning(
+                    "a call's id under %s is no text of 1 to %d characters; it counts as none", key, MAX_CALL_ID
+                )
+        return None
 
     def admit(self) -> None:
         """Gives the requests in the queue their places, in order, as far as nothing is in the way.
 
         To be called at the end of each turn too.
         """
-        while self._queue and self._is_admitted(self._queue[0]):
+        while self._queue and self._admits(self._queue[0]):
             self._queue.popleft()
         if not self._queue:
             if not self._turn:  # what waits for the commit needs it
@@ -199,7 +207,7 @@ class Calls:
         self._is_retry_due = False
         self._turn.end()  # which admits, like the end of every turn
 
-    def _is_admitted(self, request: _Request) -> bool:
+    def _admits(self, request: _Request) -> bool:
         """Whether a request goes its way, or was refused; False while it has to wait."""
         is_late = self._loop.time() >= request.deadline
         is_read_only = self._is_read_only(request, is_late=is_late)
@@ -209,7 +217,7 @@ class Calls:
             self._pass_by(request)
             return True
         request.is_read_only = is_read_only
-        return self._is_placed(request, is_late=is_late)
+        return self._places(request, is_late=is_late)
 
     def _pass_by(self, request: _Request) -> None:
         """Lets a call that its server says only reads go upstream without a row."""
@@ -223,7 +231,7 @@ class Calls:
             self._catalog.give_up()
         return self._catalog.is_read_only(request.call.name)
 
-    def _is_placed(self, request: _Request, *, is_late: bool) -> bool:
+    def _places(self, request: _Request, *, is_late: bool) -> bool:
         """Whether a request found its place, or its refusal; False while another process or program is in the way."""
         try:
             if self._beginning is not None:  # should its row fail, there is no branch, and no place on it

@@ -406,10 +406,8 @@ def _cmd_journal(args: argparse.Namespace) -> int:
 
     if args.upstream is not None:
         raise UsageError("journal starts no server; nothing may follow --")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # what is on record need not fit the terminal's encoding
     try:
-        code: int = args.act(args, Context(_is_read, _say, _own_command()))
+        code: int = args.act(args, Context(_shown, _say, _own_command()))
     except ArgumentsError as error:
         raise UsageError(str(error)) from error
     except JournalError as error:
@@ -427,7 +425,7 @@ def _cmd_report(args: argparse.Namespace) -> int:
     if args.upstream is not None:
         raise UsageError("report starts no server; nothing may follow --")
     try:
-        code: int = args.act(args, _api_key, _is_read)
+        code: int = args.act(args, _api_key, _shown)
     except (JournalError, QueueError) as error:
         return _fail(_JOURNAL, error)
     except Busy as error:
@@ -442,10 +440,10 @@ def _refuse_upstream(args: argparse.Namespace) -> None:
 
 def _show(text: str) -> None:
     """Prints an answer. Whoever reads no further (`| head`) has read enough, which is no failure."""
-    _is_read(text)
+    _shown(text)
 
 
-def _is_read(text: str) -> bool:
+def _shown(text: str) -> bool:
     """Prints an answer; whether anybody still reads. Raises OutputError where it cannot be written."""
     try:
         print(text, flush=True)
@@ -506,13 +504,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("checkpoint: this version runs on Linux and macOS only", file=sys.stderr)
         return _FAILED
     _open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # what is shown need not fit the terminal's encoding
     try:
         return _run(sys.argv[1:] if argv is None else argv)
     except HelpWanted as wanted:
         _show(str(wanted))
         return _DONE
     except UsageError as error:
-        _say(f"checkpoint: {error} (see checkpoint --help)")
+        _say(f"checkpoint: {error} (see {error.command} --help)")
         return _USAGE
     except OutputError as error:
         return _fail(_FAILED, error)

@@ -189,19 +189,20 @@ def _list(args: argparse.Namespace, context: Context) -> int:
     from states import storable
 
     tool = None if args.tool is None else storable(args.tool)
-    wanted = Filter(_workflow_id(args), args.status or (), tool, args.since, args.limit)
+    one_more = None if args.limit is None else args.limit + 1  # which tells whether there are more
+    wanted = Filter(_workflow_id(args), args.status or (), tool, args.since, one_more)
     with reading(args.journal) as reader, reader.snapshot():
         rows = reader.listed(wanted)
-        is_cut = len(rows) == args.limit
-        total = reader.totals().attempts if is_cut else 0
+    is_cut = len(rows) == one_more
+    rows = rows[1:] if is_cut else rows
     if args.json:
         _say_all(context, (json_line(row_object(row)) for row in rows))
     elif rows:
         _say_all(context, list_lines(rows, in_colour=_in_colour()))
     else:
-        context.note("no such rows" if wanted != Filter(limit=args.limit) else "no rows")
-    if is_cut and total > len(rows) and not args.json:
-        context.note(f"the newest {count(len(rows), 'row')} that fit; {total:,} are on record, --limit 0 lists all")
+        context.note("no such rows" if wanted != Filter(limit=one_more) else "no rows")
+    if is_cut and not args.json:
+        context.note(f"the newest {count(len(rows), 'row')} that fit; --limit 0 lists all")
     return _DONE
 
 

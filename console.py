@@ -81,7 +81,7 @@ def _as_json(value: bytes) -> str | None:
     try:
         wire.parse(value)
         text = value.decode()
-    except (ValueError, StopIteration, RecursionError):
+    except (ValueError, RecursionError):
         return None
     return text if text.isascii() and "\x7f" not in text else _beyond_ascii(_escaped, text)
 

@@ -43,8 +43,6 @@ class JournalFailed(JournalError):
     """A write, sync or check failed: nothing can be recorded until the next start, so nothing may be dispatched."""
 
 
-# ----------------------------------------------------------------------------------------------------------- storage
-
 _WAL_PAGES: Final = 256  # then the write-ahead log is written back and starts over
 _PAGE_BYTES: Final = 4096
 _FACT_BYTES: Final = 300  # a row and its key, about, without arguments or result
@@ -98,7 +96,8 @@ class Journal:
         return self._files.typed
 
     @property
-    def is_owned(self) -> bool:
+    def is_open(self) -> bool:
+        """Whether this process has the lock and the database."""
         return self._database is not None
 
     @property
@@ -161,9 +160,6 @@ class Journal:
             if not self._lock.take():
                 return False
             self._open()
-        except JournalBusy:
-            self._let_go()
-            return False
         except (JournalError, OSError, sqlite3.Error) as error:
             if is_busy(error):
                 self._let_go()

@@ -25,7 +25,6 @@ _may_say_error: Final = re.compile(rb'"isError"\s*:\s*true').search
 _SHOWN_CHARS: Final = 60  # of a value that should not be there
 _SNIFFED_BYTES: Final = 1 << 20  # of a result in a listing, whose isError is worth reading that much
 
-# Statuses of which nothing can be in the world, for IN.
 # Whether an attempt is what its place holds: the newest of which something may be in the world, else the newest. Most
 # places have but one.
 _STANDS: Final = (
@@ -339,7 +338,7 @@ class Reader:
 
     def _row(self, values: Sequence[Any]) -> Row:
         row = self._fact(Row, values, f"dispatch {values[0]}")
-        return row._replace(cause=row.cause or Cause.RELAY_LOST if row.status is Status.IN_DOUBT else None)
+        return row._replace(cause=(row.cause or Cause.RELAY_LOST) if row.status is Status.IN_DOUBT else None)
 
     # ---------------------------------------------------------------------------------------------------- many rows
 

@@ -114,7 +114,11 @@ class Refusals:
         received: dict[str, Any] = {"tool": tool}
         extra: dict[str, Any] = {"expected": expected, "received": received}
         if not self._hides_arguments:
-            recorded, given = wire.parse(entry.arguments or b"{}"), wire.parse(arguments or b"{}")
+            given = wire.parse(arguments or b"{}")
+            try:
+                recorded = wire.parse(entry.arguments or b"{}")
+            except (ValueError, RecursionError):  # somebody has edited the journal
+                recorded = None
             expected["arguments"], received["arguments"] = _shortened(recorded), _shortened(given)
             extra["differs"] = list(islice(_differences(recorded or {}, given or {}), _MAX_POINTERS))
         return self.line(id_bytes, Reason.DIVERGED, entry=entry, extra=extra)

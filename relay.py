@@ -341,7 +341,7 @@ class Relay:
         elif read.objects > 1 and (self._follows_all or any(self._is_for_us(answer) for answer in read.answers)):
             for piece in wire.parts(line):  # each waits for its own row, and the others need not wait
                 self._read_upstream(piece)
-        elif not self._is_refused(read) and not self._is_ours(read):
+        elif not self._refuses(read) and not self._takes(read):
             answers = tuple(map(self._meant, read.answers))
             self._read_answers(self._named(line, answers), answers)
 
@@ -351,17 +351,21 @@ class Relay:
 
     def _meant(self, answer: wire.Answer) -> wire.Answer:
         """An answer under the id that its client takes it for: 7 for "7", where nobody waits for "7"."""
-        if self._calls is None or answer.id in self._open or answer.id in self._calls:
+        if self._is_awaited(answer.id):
             return answer
         other = wire.other_spelling(answer.id)
-        return answer._replace(id=other) if other is not None and other in self._calls else answer
+        return answer._replace(id=other) if other is not None and self._is_awaited(other) else answer
+
+    def _is_awaited(self, identity: wire.Id) -> bool:
+        """Whether downstream waits for an answer under this id."""
+        return identity in self._open or (self._calls is not None and identity in self._calls)
 
     def _may_concern_us(self, line: bytes) -> bool:
         if self._open or self._follows_all or (self._calls is not None and self._calls.are_under_way):
             return True
         return bool(self._settings.name or self._settings.version) and (b"erverInfo" in line or b"\\u" in line)
 
-    def _is_refused(self, read: wire.Upstream) -> bool:
+    def _refuses(self, read: wire.Upstream) -> bool:
         """Whether a line asks under an id that downstream may still answer to a process that is gone: it is refused."""
         ids = [identity for _, identity in read.methods if identity is not None]
         if not self._settings.restarts_upstream:
@@ -375,7 +379,7 @@ class Relay:
             self._up.send(wire.error_line(identity.as_json(), wire.INTERNAL_ERROR, why))
         return True
 
-    def _is_ours(self, read: wire.Upstream) -> bool:
+    def _takes(self, read: wire.Upstream) -> bool:
         """Whether a line answers what we asked, so that it must not go down; learns from it."""
         if self._catalog is not None and any(method == LIST_CHANGED for method, _ in read.methods):
             self._catalog.list_changed()

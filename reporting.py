@@ -12,7 +12,8 @@ _FAILED: Final = 1
 _DESCRIPTION: Final = """\
 What waits for the endpoint of --report-..., in a journal or in the file of a
 SqliteOutbox. A relay that owns a journal delivers by itself; flush is for what
-was left when none runs, from cron for instance."""
+was left when none runs, from cron for instance. It takes the key from
+CHECKPOINT_API_KEY."""
 
 _EPILOG: Final = """\
 examples:
@@ -52,7 +53,7 @@ def _limit(text: str) -> int:
     return value
 
 
-_limit.__name__ = "number"  # argparse puts it into its message
+_limit.__name__ = "number from 1 on"  # argparse puts it into its message
 
 
 def _url(text: str) -> str:

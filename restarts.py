@@ -136,7 +136,9 @@ class Handshake:
 
     def takes(self, answer: wire.Answer) -> bool:
         """Whether an answer is to the handshake that is repeated, so that it must not go downstream."""
-        if not self._is_due or self._had is None or answer.id != self._had[0]:
+        if not self._is_due or self._had is None:
+            return False
+        if answer.id not in (self._had[0], wire.other_spelling(self._had[0])):
             return False
         self._is_due = False
         return True

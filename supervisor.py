@@ -1,6 +1,6 @@
 """The life of a relay process: descriptors, signals, the upstream process, and the order in which things end.
 
-Downstream's clients close our stdin, send SIGTERM two seconds later and SIGKILL two seconds after that. Until then
+Clients close our stdin, send SIGTERM two seconds later and SIGKILL two seconds after that. Until then
 every call under way should be answered and on disk, and nothing of upstream may be left behind.
 """
 
@@ -207,7 +207,7 @@ class Supervisor:
             self._from_downstream.start()
             while not self._is_ending:
                 await self._until(lambda: self._is_ending or self._is_upstream_gone)
-                if not (self._is_ending or await self._is_replaced()):
+                if not (self._is_ending or await self._replaces()):
                     return await self._lost()
             return await self._drain()
         finally:
@@ -283,7 +283,7 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------- another upstream, two endings
 
-    async def _is_replaced(self) -> bool:
+    async def _replaces(self) -> bool:
         """Ends what is left of an upstream that is gone; whether another runs in its place, or we are to end anyway."""
         self._is_restarting = self._restarts_left > 0
         self._regulate()

@@ -274,7 +274,7 @@ def _wrong_signature(tool_name: str, signature: str, arguments: bytes | None) ->
             original = _unescaped(lambda found: chr(int(found[1], 16)), tool_name)
             if wire.signature(original, parsed) == signature:
                 return None
-    except (ValueError, StopIteration, RecursionError):
+    except (ValueError, RecursionError):
         return "its arguments are not JSON"
     return "tool, arguments or signature were changed"
 

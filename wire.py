@@ -395,8 +395,15 @@ def canonical(value: Any) -> str:
 
 
 def parse(value: bytes) -> Any:
-    """The value of bytes that came from downstream, as `canonical` takes it."""
-    return _strict(value.decode(), 0)[0]
+    """The value of bytes that came from downstream, as `canonical` takes it. Raises ValueError where they are none."""
+    text = value.decode()
+    try:
+        parsed, end = _strict(text, 0)
+    except StopIteration:
+        raise ValueError("no JSON value") from None
+    if end != len(text):
+        raise ValueError("more than one value")
+    return parsed
 
 
 def signature(tool: str, arguments: Any) -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A Checkpoint endpoint for the own machine: takes registrations and reports, and answers as it is told to.
+"""A Checkpoint endpoint for your own machine: takes registrations and reports, and answers as it is told to.
 
     scripts/fake_endpoint.py --port 8700 --log received.jsonl
     scripts/fake_endpoint.py --status 200,500,429,close,hang
@@ -108,7 +108,7 @@ def pattern(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A Checkpoint endpoint for the own machine.")
+    parser = argparse.ArgumentParser(description="A Checkpoint endpoint for your own machine.")
     parser.add_argument("--port", type=int, default=0, help="0 (the default) takes a free one")
     parser.add_argument(
         "--status", type=pattern, default=["200"], help="answers to reports, in turn: 200,500,close,hang"

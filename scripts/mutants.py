@@ -60,7 +60,6 @@ BY_HAND: Final = (
     ("storage.py", "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ("storage.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB"),
     ("storage.py", "        if not self.is_held():  # it was replaced between open and flock", "        if False:"),
-    ("storage.py", "os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600", "os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600"),
     ("storage.py", "os.O_CLOEXEC | os.O_NOFOLLOW, 0o600", "os.O_CLOEXEC | os.O_NOFOLLOW, 0o666"),
     ("storage.py", "os.O_CLOEXEC | os.O_NOFOLLOW, 0o600", "os.O_CLOEXEC, 0o600"),
     ("storage.py", "            os.close(self._fd)\n            self._fd = None", "            os.unlink(self._path)\n            os.close(self._fd)\n            self._fd = None"),

@@ -293,3 +293,9 @@ def test_a_refusal_for_a_pruned_place_says_so_and_names_the_call_that_came() -> 
     facts = error["data"]["checkpoint"]
     assert (facts["cause"], facts["status"], facts["tool"], facts["started_at"]) == ("pruned", "PRUNED", "t", None)
     assert "t (sequence 3 of workflow w)" in error["message"]
+
+
+def test_a_row_whose_arguments_somebody_has_edited_is_refused_like_any_other() -> None:
+    entry = Entry(1, "w", 1, 1, "t", "s", b"not json", Status.COMPLETED, result=b"{}")
+    line = Refusals("/j.db", ["checkpoint"], hides_arguments=False).diverged(b"1", entry, "t", b'{"a":1}')
+    assert json.loads(line)["error"]["data"]["checkpoint"]["expected"] == {"tool": "t", "arguments": None}

@@ -449,3 +449,13 @@ def test_what_is_neither_journal_nor_outbox_is_left_alone(
     assert main(["report", "flush", str(path)]) == 4
     assert capfd.readouterr().err.startswith("checkpoint: ")
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_what_is_on_record_need_not_fit_the_terminal(tmp_path: Path) -> None:
+    outbox = SqliteOutbox(tmp_path / "o")
+    outbox.add({}, "näme", "http://127.0.0.1:9")
+    outbox.close()
+    words = [sys.executable, str(ROOT), "report", "list", str(tmp_path / "o")]
+    done = subprocess.run(words, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"n\xe4me" in done.stdout

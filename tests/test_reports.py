@@ -239,7 +239,7 @@ def test_a_process_that_only_replays_reports_from_memory_and_keeps_no_lock(bench
     assert sent(following) == [("t", "permit", "replayed")]
     assert queued(following) == []
     assert following.journal is not None
-    assert not following.journal.is_owned
+    assert not following.journal.is_open
 
 
 def test_no_journal_is_created_by_a_refusal(bench: Bench, journal: Path) -> None:
@@ -479,6 +479,18 @@ def test_a_registration_that_fails_is_tried_again(bench: Bench, endpoint: FakeEn
 
 
 # ------------------------------------------------------------------------------------------------- calls without a row
+
+
+def test_an_answer_under_another_spelling_of_the_id_is_an_answer(endpoint: FakeEndpoint, journal: Path) -> None:
+    """Some servers give each id back as text, which the official clients take."""
+    bench = Bench(journal, options(trusts_annotations=True), endpoint=endpoint)
+    bench.ask(request("initialize", 0, clientInfo={"name": "a"}), notification("notifications/initialized"))
+    bench.ask(request("tools/list", 1))
+    bench.answer(result_of("1", tools=[{"name": "t", "annotations": {"readOnlyHint": True}}]))
+    bench.ask(call(5))
+    bench.answer(result("5"))
+    lose_upstream(bench)
+    assert sent(bench) == [("t", "permit", "executed")]
 
 
 @pytest.mark.parametrize("has_journal", [True, False])

@@ -227,6 +227,18 @@ def test_a_server_that_asks_before_it_answers_the_handshake_is_answered(bench: B
     assert bench.statuses() == ["IN_DOUBT", "PENDING"], "the answer shifted nothing that is counted"
 
 
+def test_a_server_that_spells_ids_as_text_is_greeted_again(tmp_path: Path) -> None:
+    initialize, greeted = INITIALIZE.replace(b'"id":"i"', b'"id":0'), GREETED.replace(b'"i"', b'"0"')
+    bench = Bench(tmp_path / "j.db", RESTARTING)
+    bench.ask(initialize)
+    assert bench.answer(greeted) != []
+    bench.ask(INITIALIZED)
+    assert interrupt(bench) == [], "nothing is open"
+    up = start(bench)
+    assert bench.answer(greeted) == []
+    assert up.lines == [initialize, INITIALIZED]
+
+
 def to_wire(line: bytes) -> tuple[wire.Message, bytes]:
     return wire.read_downstream(line), line
 

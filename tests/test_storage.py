@@ -890,7 +890,7 @@ def test_a_second_process_waits_for_the_first_and_says_who_it_is(path: Path) -> 
     with child("own", path) as owner:
         journal = open_journal(path)
         assert not journal.take()
-        assert not journal.is_owned
+        assert not journal.is_open
         assert journal.owner_pid() == owner.pid
         owner.kill()
         owner.wait()
@@ -903,7 +903,7 @@ def test_a_process_that_has_only_read_gives_the_journal_back(finished: Path) -> 
     journal = taken(finished)
     assert run_child("check", finished).stdout == "taken False\n"
     journal.give_back()
-    assert not journal.is_owned
+    assert not journal.is_open
     assert run_child("check", finished).stdout == "taken True\n"
 
 
@@ -911,12 +911,12 @@ def test_a_process_that_has_drafted_or_dispatched_keeps_the_journal(finished: Pa
     with owned(finished) as journal:
         drafted = draft(journal, an_entry(4))
         journal.give_back()
-        assert journal.is_owned
+        assert journal.is_open
         journal.append([Dispatched(drafted)])
         answer(journal, drafted)
         assert journal.has_dispatched
         journal.give_back()
-        assert journal.is_owned
+        assert journal.is_open
         assert run_child("check", finished).stdout == "taken False\n"
 
 
@@ -941,7 +941,7 @@ def test_only_a_process_that_dispatches_becomes_an_owner_on_record(finished: Pat
         journal.append([TaskEnded(entry, "tasks/get", 5, result=b"{}"), Delivered(entry.id), UpstreamStarted(4711)])
         assert not journal.has_dispatched
         journal.give_back()
-        assert not journal.is_owned
+        assert not journal.is_open
     assert rows(finished, "SELECT epoch FROM owners") == before == [(1,)]
     assert rows(finished, "SELECT count(*) FROM tasks") == [(1,)]
     with owned(finished) as journal:

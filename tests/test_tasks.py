@@ -291,15 +291,15 @@ def test_a_process_that_only_asks_leaves_the_journal_to_others(bench: Bench, pat
     bench = bench.restart()
     assert bench.journal is not None
     ask(bench, is_modern, "tasks/get", 2, state(2, "working"))
-    assert not bench.journal.is_owned
+    assert not bench.journal.is_open
     ask(bench, is_modern, "tasks/cancel", 3, lost(3))
     ask(bench, is_modern, "tasks/get", 4, state(4, "completed"), "z")
-    assert not bench.journal.is_owned
+    assert not bench.journal.is_open
     ask(bench, is_modern, "tasks/get", 5, state(5, "completed"))
     bench = bench.restart()
     assert bench.journal is not None
     ask(bench, is_modern, "tasks/get", 6, lost(6))
-    assert not bench.journal.is_owned
+    assert not bench.journal.is_open
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -312,7 +312,7 @@ def test_a_process_that_only_records_what_became_of_a_task_leaves_the_journal_to
     assert again.statuses() == ["IN_DOUBT" if is_lost else "TASK"]
     assert len(kept(path)) == (0 if is_lost else 1)
     assert again.journal is not None
-    assert not again.journal.is_owned
+    assert not again.journal.is_open
     other = Bench(path)
     other.call(call(3, "t2", seq=2), result(3))
 

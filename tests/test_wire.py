@@ -1289,3 +1289,9 @@ def test_what_only_its_own_bytes_can_say_is_not_in_a_request_of_ours(value: str)
     line = f'{{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{{"_meta":{{"x":{value}}},"cursor":"c"}}}}'
     params = wire.read_downstream(line.encode()).params
     assert json.loads(wire.request_line("own", "tools/list", params))["params"] == {"cursor": "c"}
+
+
+@pytest.mark.parametrize("value", [b"", b" {}", b"{} junk", b"{}{}", b"not json", b"\xff"])
+def test_what_is_no_single_value_is_not_parsed(value: bytes) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011  # which of them is of no matter
+        wire.parse(value)
