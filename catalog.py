@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import wire
 
-LIST_CHANGED: Final = "notifications/tools/list_changed"
 _PROTOCOL_META: Final = tuple(
     f"io.modelcontextprotocol/{name}" for name in ("protocolVersion", "clientCapabilities", "clientInfo")
 )

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from verify import Remark
 
 _DONE: Final = 0
+_FAILED: Final = 1
 _FOUND: Final = 6
 _LIST_LIMIT: Final = 50
 _BLOCK_CHARS: Final = 1 << 16  # said at once
@@ -295,7 +296,7 @@ def _resolve(args: argparse.Namespace, context: Context) -> int:
         planned = plan(reader, args.sequence, _workflow_id(args), args.attempt, verdict)
     if not args.yes and not _agrees(question(planned, verdict)):
         context.note("nothing was changed")
-        return 1
+        return _FAILED
     now_ms = _now_ms()
     settle(args.journal, planned, verdict, context.command, now_ms)
     context.say(settled_line(planned, verdict, now_ms, as_json=args.json))

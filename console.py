@@ -5,6 +5,7 @@ call in doubt is in doubt.py.
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -449,7 +450,6 @@ def _owned(found: Mapping[str, Any]) -> str:
 
 
 def _bytes(path: str) -> int:
-    import os
 
     try:
         return os.stat(path).st_size

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from branches import root_of
+from records import Records
 from render import clean, count, iso, quoted, size
 from states import VOID_SQL, Status
 from storage import Files
@@ -186,10 +187,7 @@ def prune(typed: str, before_ms: int, now_ms: int) -> Pruned:
     with writing(typed) as database:
         with transaction(database, files.folder):
             old = old_families(database, before_ms, Status.IN_DOUBT)
-            last_id = database.execute(
-                "SELECT max(coalesce((SELECT max(id) FROM dispatches), 0),"
-                " coalesce((SELECT max(last_id) FROM prunings), 0))"
-            ).fetchone()[0]
+            last_id = Records(database).last_id()
             for family in old:
                 for workflow_id, last in family.members.items() if not family.open else ():
                     _delete(database, workflow_id, last, last_id, now_ms)

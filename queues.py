@@ -19,7 +19,7 @@ from typing import Final, NamedTuple, Protocol
 
 import reportrows
 from reader import Busy, holder_of, reading
-from render import clean
+from render import clean, count
 from reporter import (
     APPLICATION_ID,
     DEFAULT_BASE_URL,
@@ -382,11 +382,6 @@ def _exchange(requests: Sequence[tuple[str, bytes]], api_key: str) -> list[Answe
     for _ in requests:
         all_there.acquire()
     return [answer for answer in answers if answer is not None]
-
-
-def count(number: int, noun: str) -> str:
-    """`1 report`, `2 reports`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def row_object(row: Waiting) -> str:

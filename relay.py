@@ -14,11 +14,11 @@ from typing import Final
 
 import wire
 from calls import Calls
-from catalog import LIST_CHANGED, Catalog
+from catalog import Catalog
 from journal import Journal
 from refusals import Reason, Refusals
 from reports import Reports
-from restarts import INITIALIZED, Gate, Handshake, Questions
+from restarts import Gate, Handshake, Questions
 from settings import Settings
 from states import Cause, UpstreamStarted
 from tasks import Tasks
@@ -79,9 +79,8 @@ class Relay:
                 named=settings.named,
                 bypass=self._forward,
             )
-        self._follows_all = (
-            self._catalog is not None or settings.restarts_upstream
-        )  # each line of upstream's has to be looked at
+        # Whether each line of upstream's has to be looked at.
+        self._follows_all = self._catalog is not None or settings.restarts_upstream
         self._is_first_down = self._is_first_up = True
         self._is_admitting = True
         self._is_upstream_gone = False
@@ -296,7 +295,7 @@ class Relay:
             elif message.call is not None:
                 self._reports.bypassed(message)
                 self._note_call()
-        if self._catalog is not None and message.method == INITIALIZED:
+        if self._catalog is not None and message.method == wire.INITIALIZED:
             self._catalog.client_is_ready({})
 
     def _note_call(self) -> None:
@@ -367,9 +366,9 @@ class Relay:
 
     def _refuses(self, read: wire.Upstream) -> bool:
         """Whether a line asks under an id that downstream may still answer to a process that is gone: it is refused."""
-        ids = [identity for _, identity in read.methods if identity is not None]
         if not self._settings.restarts_upstream:
             return False
+        ids = [identity for _, identity in read.methods if identity is not None]
         if self._questions.may_ask(ids):
             self._questions.withdrawn(read.cancels)
             return False
@@ -381,7 +380,7 @@ class Relay:
 
     def _takes(self, read: wire.Upstream) -> bool:
         """Whether a line answers what we asked, so that it must not go down; learns from it."""
-        if self._catalog is not None and any(method == LIST_CHANGED for method, _ in read.methods):
+        if self._catalog is not None and any(method == wire.LIST_CHANGED for method, _ in read.methods):
             self._catalog.list_changed()
         taken = [self._takes_own(answer) for answer in read.answers]
         if not any(taken):

@@ -748,9 +748,8 @@ class CheckpointReporter:
         self._pid = os.getpid()
         self._under_way: set[str] = set()  # ids of rows that are being delivered
         self._listings = 0  # under way
-        self._ended: set[str] = (
-            set()
-        )  # ids whose delivery ended while a listing was under way, which may still show them
+        # Ids whose delivery ended while a listing was under way, which may still show them.
+        self._ended: set[str] = set()
 
     async def register_server(self, tools: Iterable[Mapping[str, Any]] | None = None) -> Registration:
         """Claims the server's DID and publishes `tools`, unless None; see `build_registration_body`. Idempotent."""

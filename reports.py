@@ -10,8 +10,6 @@ import wire
 from reporter import Config, build_detection_body, encode
 from states import Answered, Cause, Doubted, Entry, ReportQueued, Status, status_of_answer, storable
 
-_CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
-
 
 class Told(NamedTuple):
     """What a report says of a call, and of the two stages it went through."""
@@ -132,7 +130,7 @@ class Reports:
             self._send(self._report(told, storable(request.call.name), stages, self._agent_of(request), None))
 
     def _agent_of(self, request: wire.Message) -> str | None:
-        return _name_in(request.meta.get(_CLIENT_INFO)) if request.is_modern else self._agent
+        return _name_in(request.meta.get(wire.META_CLIENT_INFO)) if request.is_modern else self._agent
 
     def _report(
         self, told: Told, tool: str, stages: Iterable[Mapping[str, Any]], agent: str | None, dispatch: int | None

@@ -6,12 +6,9 @@ get nothing that was meant for the old one.
 
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
-from typing import Final
 
 import wire
 from turn import Sink
-
-INITIALIZED: Final = "notifications/initialized"
 
 
 class _Way(Enum):
@@ -113,7 +110,7 @@ class Handshake:
         """Learns from a line on its way to upstream; whether it is kept here until the handshake is had again."""
         if message.method == wire.INITIALIZE and message.id is not None:
             self._asked = message.id, line
-        elif message.method == INITIALIZED:
+        elif message.method == wire.INITIALIZED:
             self.confirmation = line
             return self._is_due
         return False

@@ -26,10 +26,13 @@ INVALID_PARAMS: Final = -32602
 INTERNAL_ERROR: Final = -32603
 
 INITIALIZE: Final = "initialize"
+INITIALIZED: Final = "notifications/initialized"
+LIST_CHANGED: Final = "notifications/tools/list_changed"
 TOOLS_CALL: Final = "tools/call"
 TOOLS_LIST: Final = "tools/list"
 CANCELLED: Final = "notifications/cancelled"
 META_VERSION: Final = "io.modelcontextprotocol/protocolVersion"
+META_CLIENT_INFO: Final = "io.modelcontextprotocol/clientInfo"
 META_SERVER_INFO: Final = "io.modelcontextprotocol/serverInfo"
 
 MAX_DEPTH: Final = 500  # the C scanner and encoder recurse; the default recursion limit is 1,000

@@ -28,7 +28,7 @@ PICTURE: Final = {
     "settle": {
         *("console", "processes", "reader", "records", "refusals", "render", "states", "storage", "wire", "writing"),
     },
-    "prune": {"branches", "render", "states", "storage", "writing"},
+    "prune": {"branches", "records", "render", "states", "storage", "writing"},
     "writing": {"processes", "reader", "render", "storage"},
     "verify": {"branches", "reader", "render", "states", "storage", "wire"},
     "console": {"branches", "doubt", "processes", "reader", "render", "states", "storage", "wire"},
