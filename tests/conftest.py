@@ -1,5 +1,6 @@
 """What holds for the whole suite: where journal and ledger of a test lie, and the same examples each time, untimed."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,9 @@ from hypothesis import settings
 
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
+
+# Under nohup a process ignores SIGHUP, and so would every relay that is started here.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture
