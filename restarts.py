@@ -42,6 +42,10 @@ class Gate:
     def taken_bytes(self) -> int:
         return self._sink.taken_bytes - self._uncounted_bytes if self._sink else 0
 
+    @property
+    def tells_unread(self) -> bool:
+        return self._sink is None or self._sink.tells_unread
+
     def unread_bytes(self) -> int | None:
         return self._sink.unread_bytes() if self._sink else 0
 

@@ -210,6 +210,8 @@ class Writer:
         self._on_broken = on_broken
         self._is_enlarged = False
         self._is_closed = False
+        # Linux tells it of pipes; asked the same, other descriptors and systems tell what there is for *us* to read.
+        self._is_asked_for_unread = sys.platform.startswith("linux") and stat.S_ISFIFO(os.fstat(fd).st_mode)
         self.queued_bytes = 0
         self.taken_bytes = 0
         self.is_broken = False
@@ -234,14 +236,14 @@ class Writer:
             self._queue.append(memoryview(line)[taken:])
             self.queued_bytes += len(line) - taken
 
-    def unread_bytes(self) -> int | None:
-        """How much of `taken_bytes` the reader has not read; None where the system does not tell.
+    @property
+    def tells_unread(self) -> bool:
+        """Whether the system tells how much the reader has not read."""
+        return self._is_asked_for_unread and not self._is_closed
 
-        Linux tells it of pipes; asked the same, other descriptors and systems tell what there is for *us* to read.
-        """
-        if self._is_closed or not sys.platform.startswith("linux") or not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
-            return None
-        return _readable_bytes(self._fd)
+    def unread_bytes(self) -> int | None:
+        """How much of `taken_bytes` the reader has not read; None where the system does not tell."""
+        return _readable_bytes(self._fd) if self.tells_unread else None
 
     def has_reader(self) -> bool:
         """Whether somebody holds the other end of the pipe, and may read what is in it."""

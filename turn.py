@@ -40,6 +40,10 @@ class Sink(Protocol):
     def unread_bytes(self) -> int | None:
         """How much of what was taken its reader has not read; None where the system does not tell."""
 
+    @property
+    def tells_unread(self) -> bool:
+        """Whether `unread_bytes` is known, which costs nothing to ask."""
+
 
 class Handle(Protocol):
     """A callback that is due."""
@@ -274,18 +278,20 @@ class Turn:
 
     def heard_from_downstream(self) -> None:
         """To be called when downstream says something: where the system does not tell, that is how we know it reads."""
-        self._see_read(None)
+        if not self._to_downstream.tells_unread:
+            self._see_read()
 
-    def _see_read(self, unread_bytes: int | None) -> None:
-        """Counts what was written as read, if that is all taken and this is what the system says is unread."""
+    def _see_read(self) -> None:
+        """Counts what was written as read, if all of it is taken and the system does not say that some is unread."""
         sink = self._to_downstream
-        if self._unread and not sink.queued_bytes and sink.unread_bytes() == unread_bytes:
+        if self._unread and not sink.queued_bytes and not sink.unread_bytes():
             self._read += self._unread
             self._unread.clear()
 
     def _append(self, journal: Journal, facts: Sequence[Fact]) -> None:
         """Commits facts, and along with them what is worth no commit of its own."""
-        self._see_read(0)
+        if self._to_downstream.tells_unread:
+            self._see_read()
         marks = [Delivered(dispatch) for dispatch in self._read]
         riding = self._riders.facts() if self._riders is not None else ()
         if not (facts or marks or riding):

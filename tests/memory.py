@@ -116,6 +116,10 @@ class FakeSink:
             else:
                 self.taken_bytes += len(line)
 
+    @property
+    def tells_unread(self) -> bool:
+        return self.unread is not None
+
     def unread_bytes(self) -> int | None:
         return self.unread
 
