@@ -9,7 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import wire
 from branches import Fork
@@ -18,7 +18,6 @@ from journal import Journal, JournalBusy, JournalFailed
 from locate import Ask, Place, Unpinned
 from places import Pin, PinError, read_pin
 from refusals import Reason, Refusals, is_resolved_failed
-from reports import Reports
 from settings import Settings
 from states import (
     REDACTED_ARGUMENTS,
@@ -37,6 +36,9 @@ from states import (
 from storage import JournalError
 from turn import RETRY_S, WAIT_S, Handle, Scheduler, Slot, Turn
 from workflows import Decision, Workflows
+
+if TYPE_CHECKING:
+    from reports import Reports  # and with it the reporter, which is not needed to relay
 
 _log = logging.getLogger("checkpoint.calls")
 
@@ -104,7 +106,7 @@ class Calls:
         refusals: Refusals,
         turn: Turn,
         catalog: Catalog | None,
-        reports: Reports | None,
+        reports: "Reports | None",
         settings: Settings,
         *,
         loop: Scheduler,

@@ -10,19 +10,21 @@ byte goes downstream. calls.py says what is due, turn.py keeps the order; here l
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import wire
 from calls import Calls
 from catalog import Catalog
 from journal import Journal
 from refusals import Reason, Refusals
-from reports import Reports
 from restarts import Gate, Handshake, Questions
 from settings import Settings
 from states import Cause, UpstreamStarted
 from tasks import Tasks
 from turn import CrashDrill, Riders, Scheduler, Sink, Turn
+
+if TYPE_CHECKING:
+    from reports import Reports  # and with it the reporter, which is not needed to relay
 
 _log = logging.getLogger("checkpoint.relay")
 
@@ -48,7 +50,7 @@ class Relay:
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
         crash_drill: CrashDrill,
-        reports: Reports | None = None,
+        reports: "Reports | None" = None,
         riders: Riders | None = None,
     ) -> None:
         self._settings = settings
@@ -87,7 +89,7 @@ class Relay:
         self.is_upstream_stdin_closed = False  # to be set then: errors of upstream's may say just that
         self.is_handshake_refused = False  # by an upstream that was started again: it is of no use
 
-    def _new_catalog(self, settings: Settings, reports: Reports | None) -> Catalog | None:
+    def _new_catalog(self, settings: Settings, reports: "Reports | None") -> Catalog | None:
         if reports is not None:
             return Catalog(self._up.send, is_trusted=settings.trusts_annotations, on_tools=reports.listed)
         return Catalog(self._up.send, is_trusted=True) if settings.trusts_annotations else None

@@ -186,15 +186,13 @@ def status_of_answer(
 # ------------------------------------------------------------------------------------------------------------- facts
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatched:
+class Dispatched(NamedTuple):
     """A call is about to leave for upstream."""
 
     entry: Entry
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
+class Answered(NamedTuple):
     """Upstream answered a dispatched call, or no byte of it had left for an upstream that is gone (NOT_SENT)."""
 
     entry: Entry
@@ -206,8 +204,7 @@ class Answered:
     task_id: str | None = None  # of a handle
 
 
-@dataclass(frozen=True, slots=True)
-class Doubted:
+class Doubted(NamedTuple):
     """Why a dispatched call may never be answered; an answer may still come."""
 
     entry: Entry
@@ -215,23 +212,20 @@ class Doubted:
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Forked:
+class Forked(NamedTuple):
     """A branch begins; its first row is dispatched in the same commit."""
 
     fork: Fork
     at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
+class Delivered(NamedTuple):
     """The client has read the answer to a call. Worth no sync of its own: a lost mark means one more replay."""
 
     dispatch: int
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnded:
+class TaskEnded(NamedTuple):
     """The last word that upstream had on a task, as the answer to one method."""
 
     entry: Entry
@@ -241,15 +235,13 @@ class TaskEnded:
     error: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class UpstreamStarted:
+class UpstreamStarted(NamedTuple):
     """Another upstream process runs in place of one that is gone, and gets what is dispatched from now on."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportQueued:
+class ReportQueued(NamedTuple):
     """The endpoint of `--report-…` is to be told of something; on record from now on, until it was told."""
 
     dispatch: int | None  # what it is about; None for what was never dispatched: a replay, a refusal
@@ -261,15 +253,13 @@ class ReportQueued:
     due_at: int | None = None  # epoch ms; None: now
 
 
-@dataclass(frozen=True, slots=True)
-class ReportDelivered:
+class ReportDelivered(NamedTuple):
     """The endpoint was told. A lost mark means that it is told once more."""
 
     id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportFailed:
+class ReportFailed(NamedTuple):
     """The endpoint answered that it did not take a report."""
 
     id: int

@@ -237,3 +237,12 @@ def test_the_script_of_this_checkout_runs_it_from_anywhere(hostile: Path) -> Non
     demo = subprocess.run([start], cwd=hostile, capture_output=True, text=True, timeout=60, check=True)
     assert "Charges that happened twice: 0" in demo.stdout
     assert not (hostile.parent / "canary").exists()
+
+
+def test_a_relay_that_does_not_report_imports_nothing_of_the_reporter(tmp_path: Path) -> None:
+    """It would cost each start some milliseconds."""
+    words = [sys.executable, "-X", "importtime", str(ROOT), "--journal", str(tmp_path / "j.db"), "--", "true"]
+    said = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False).stderr
+    imported = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
+    assert {"relay", "calls", "journal"} <= imported
+    assert not {"reporter", "reports", "courier", "commands", "anyio", "jsonschema", "urllib.request"} & imported
