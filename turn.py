@@ -293,13 +293,16 @@ class Turn:
         if self._to_downstream.tells_unread:
             self._see_read()
         marks = [Delivered(dispatch) for dispatch in self._read]
-        riding = self._riders.facts() if self._riders is not None else ()
+        # Who owns no journal sends nothing from it: what rode there would wait for the next owner.
+        is_owner = journal.has_dispatched or any(isinstance(fact, Dispatched) for fact in facts)
+        riders = self._riders if is_owner else None
+        riding = riders.facts() if riders is not None else ()
         if not (facts or marks or riding):
             return
         journal.append([*facts, *marks, *riding])
         self._read.clear()
-        if self._riders is not None:
-            self._riders.are_on_disk()
+        if riders is not None:
+            riders.are_on_disk()
 
     def commit_riders(self) -> None:
         """Records what waits for the next commit, for once with one of its own; for when nobody waits for that."""

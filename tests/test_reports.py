@@ -568,3 +568,16 @@ def test_the_end_sends_what_it_can_and_gives_the_rest_to_the_next(bench: Bench, 
     bench.relay.commit_riders()
     assert len(queued(bench)) == 7 - len(first)
     assert all(exchange.is_cancelled for exchange in endpoint.open[3:])
+
+
+def test_a_process_that_only_records_a_tasks_end_keeps_its_reports_to_itself(bench: Bench) -> None:
+    """It owns no journal, so nobody would send what it left there before the next owner comes."""
+    bench.ask(call(1, seq=1, task={"ttl": 1}))
+    bench.answer(result_of(1, task={"taskId": "t1", "status": "working"}))
+    assert sent(bench, 3) == [("t", "permit", "executed")]
+    following = bench.restart()
+    following.ask(call(2, seq=1, task={"ttl": 1}))
+    following.ask(request("tasks/result", 3, taskId="t1"))
+    following.answer(result(3))
+    assert queued(following) == []
+    assert sent(following) == [("t", "permit", "replayed")]
