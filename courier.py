@@ -174,7 +174,7 @@ class Courier:
             exchange.cancel()
             self._put_back(item)
         self._sending.clear()
-        can_keep = self._journal is not None and self._journal.has_dispatched
+        can_keep = self._journal is not None and self._journal.has_dispatched and self._journal.failure is None
         if lost := 0 if can_keep else len(self._postponed) + len(self._fresh):
             _log.warning("%s in memory only, and lost", "a report was" if lost == 1 else f"{lost} reports were")
 

@@ -362,9 +362,10 @@ class Supervisor:
         await self._until(lambda: self._relay.is_idle, timeout_s=WAIT_S + _GRACE_S)
         self._deadline = max(self._deadline, self._loop.time() + self._grace_s)
         await self._until_deadline(lambda: self._to_downstream.queued_bytes == 0)
+        self._relay.commit_riders()  # before reports take their time, in which we may be killed
         if self._courier is not None:
             await self._deliver(self._courier)
-        self._relay.commit_riders()
+            self._relay.commit_riders()
         if self._journal is not None:
             self._journal.close()
 

@@ -105,6 +105,23 @@ def test_a_hostile_endpoint_delays_no_call_and_holds_up_no_end(answer: Any, jour
         assert len(rows(journal)) == 20
 
 
+def test_what_the_client_read_is_on_disk_before_the_last_reports_take_their_time(journal: Path, ledger: Path) -> None:
+    is_given_up = threading.Event()
+
+    def never(connection: socket.socket, _: threading.Event) -> None:
+        connection.recv(1)  # until the relay hangs up
+        is_given_up.set()
+
+    with Endpoint(never) as endpoint:
+        words = relay_words("--journal", journal, *reporting(endpoint.url), upstream=upstream_words(ledger))
+        with Client(words) as client:
+            client.call("charge", {"n": 1})
+            client.close_stdin()
+            until(lambda: rows(journal)[0]["delivered"] == 1, "a mark")
+            assert not is_given_up.is_set()
+            assert client.wait() == 0
+
+
 def test_a_killed_relay_leaves_its_reports_to_the_next(
     endpoint: Endpoint, journal: Path, ledger: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
