@@ -8,7 +8,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import wire
@@ -377,7 +377,7 @@ class Calls:
             return True
         # Without a flight, upstream has answered and the journal could not keep it.
         cause = flight.entry.cause if flight else Cause.JOURNAL_UNAVAILABLE
-        self._refuse(request, Reason.IN_DOUBT, entry=replace(entry, status=Status.IN_DOUBT, cause=cause))
+        self._refuse(request, Reason.IN_DOUBT, entry=entry._replace(status=Status.IN_DOUBT, cause=cause))
         return False
 
     def _replay(self, request: _Request, entry: Entry) -> None:
@@ -437,7 +437,7 @@ class Calls:
             self._beginning = None
             self._journal.withdraw_fork(flight.fork)
         for request in self._release(flight):
-            self._refuse(request, reason, entry=replace(flight.entry, status=Status.NOT_SENT), why=why)
+            self._refuse(request, reason, entry=flight.entry._replace(status=Status.NOT_SENT), why=why)
 
     # --------------------------------------------------------------------------------------------------------- cancels
 
@@ -464,7 +464,7 @@ class Calls:
             self._drop(flight)
             return
         _log.info("workflow %s, sequence %d: cancelled, unanswered", *flight.entry.place)
-        flight.entry = replace(flight.entry, status=Status.IN_DOUBT, cause=Cause.CANCELLED)
+        flight.entry = flight.entry._replace(status=Status.IN_DOUBT, cause=Cause.CANCELLED)
 
         def pass_on(slot: Slot, _: JournalError | None = None) -> None:
             if flight.slot.is_filled:  # else its row could not be written
@@ -480,7 +480,7 @@ class Calls:
         if flight.is_held_up:
             self._drop(flight, Reason.BUSY, f"another program holds {self._journal.path}")
             return
-        flight.entry = replace(flight.entry, status=Status.IN_DOUBT, cause=Cause.TIMEOUT)
+        flight.entry = flight.entry._replace(status=Status.IN_DOUBT, cause=Cause.TIMEOUT)
         _log.warning("workflow %s, sequence %d: no answer in time", *flight.entry.place)
 
         def tell(slot: Slot, _: JournalError | None = None) -> None:
@@ -562,7 +562,7 @@ class Calls:
             self._workflows.released(flight.entry)
             self._tell(flight, waiting, slot)
             return False
-        recorded = replace(flight.entry, status=flight.fact.status, error=answer.body if answer.is_error else None)
+        recorded = flight.entry._replace(status=flight.fact.status, error=answer.body if answer.is_error else None)
         served = [request for request in waiting if request is flight.first or _fits(recorded, request)]
         if served:
             self._turn.answered(flight.entry)
@@ -584,9 +584,9 @@ class Calls:
         """Says that a call was not sent, or may have run."""
         if isinstance(flight.fact, Doubted):
             self._has_left_doubt = True
-            reason, entry = Reason.IN_DOUBT, replace(flight.entry, status=Status.IN_DOUBT, cause=flight.fact.cause)
+            reason, entry = Reason.IN_DOUBT, flight.entry._replace(status=Status.IN_DOUBT, cause=flight.fact.cause)
         else:
-            reason, entry = Reason.UPSTREAM_LOST, replace(flight.entry, status=Status.NOT_SENT)
+            reason, entry = Reason.UPSTREAM_LOST, flight.entry._replace(status=Status.NOT_SENT)
         _log.warning("workflow %s, sequence %d: %s", *entry.place, entry.status)
         for request in waiting:
             slot.fill(self._refusals.line(request.message.id_bytes, reason, entry=entry))
@@ -601,7 +601,7 @@ class Calls:
             self._land(flight, slot)
             return
         said = answer.is_error, answer.body
-        entry = replace(flight.entry, status=Status.IN_DOUBT, cause=Cause.JOURNAL_UNAVAILABLE)
+        entry = flight.entry._replace(status=Status.IN_DOUBT, cause=Cause.JOURNAL_UNAVAILABLE)
         self._workflows.released(flight.entry)
         for request in self._release(flight):
             id_bytes, reason = request.message.id_bytes, Reason.JOURNAL_UNAVAILABLE

@@ -7,7 +7,6 @@ the facts mean, records.py reads them back, storage.py knows the files.
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Final, assert_never
 
 import reportrows
@@ -521,7 +520,7 @@ class Journal:
             case TaskEnded(entry):
                 self._doubts.pop(entry.id, None)
             case Doubted(entry, cause) if entry.id not in self._doubts:
-                doubted = replace(entry, status=Status.IN_DOUBT, cause=cause)
+                doubted = entry._replace(status=Status.IN_DOUBT, cause=cause)
                 if entry.place in self._live:
                     self._doubts[entry.id] = self._live[entry.place] = doubted
                 elif entry.status is Status.TASK:

@@ -7,7 +7,7 @@ ends is closed in the same commit.
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import wire
@@ -209,7 +209,7 @@ def settle(typed: str, plan: Plan, verdict: Verdict, command: Sequence[str], now
         entry = _unchanged(records, database, plan)
         error = None
         if verdict.status is Status.FAILED:
-            error = _error(files.path, command, replace(entry, status=Status.FAILED), verdict.text or "")
+            error = _error(files.path, command, entry._replace(status=Status.FAILED), verdict.text or "")
         result = verdict.result
         if result is not None and entry.is_modern:
             result = wire.with_result_type(result)

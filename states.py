@@ -4,7 +4,6 @@ Facts are appended (dispatched, answered, in doubt, forked) and never changed; a
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -82,8 +81,7 @@ class Cause(StrEnum):
     JOURNAL_UNAVAILABLE = "journal_unavailable"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """One attempt of one call, and what is on record about it."""
 
     id: int

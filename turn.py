@@ -10,8 +10,7 @@ import math
 import os
 import signal
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from journal import Journal, JournalBusy, JournalFailed
 from states import Answered, Delivered, Dispatched, Doubted, Entry, Fact, TaskEnded
@@ -191,8 +190,7 @@ WhenOnDisk = Callable[[Slot], None]
 WhenRefused = Callable[[Slot, JournalError], None]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Held:
+class _Held(NamedTuple):
     """Facts that must be on disk before the lines of a slot go out."""
 
     slot: Slot
@@ -363,7 +361,7 @@ class Turn:
         for held in late:
             held.when_refused(held.slot, error)
             if held.facts:  # what upstream said stays true after its client was told otherwise: it is still recorded
-                kept.append(replace(held, when_on_disk=_let_be, when_refused=_let_be, deadline=math.inf, size=0))
+                kept.append(held._replace(when_on_disk=_let_be, when_refused=_let_be, deadline=math.inf, size=0))
         refused = {fact.entry.id for held in late for fact in held.facts if isinstance(fact, Dispatched)}
         self._held = [held for held in kept if not held.speaks_of(refused)]  # never dispatched, so without any facts
         if self._held:

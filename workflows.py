@@ -7,7 +7,6 @@ the process; what changes on disk is left to whoever acts.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, NamedTuple
 
 from branches import Fork, root_of
@@ -147,7 +146,7 @@ class Workflows:
             flight = in_flight.get(entry.id)
             if flight is None:  # lost with its server, or its answer waits for another program that holds the database
                 cause = entry.cause or Cause.JOURNAL_UNAVAILABLE
-                yield replace(entry, status=Status.IN_DOUBT, cause=cause)
+                yield entry._replace(status=Status.IN_DOUBT, cause=cause)
             elif flight.cause is not None:
                 yield flight
 

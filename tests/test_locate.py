@@ -1,7 +1,6 @@
 """Which place a call means, by what it says of itself, what is on record, and where this process is. No disk."""
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -66,8 +65,8 @@ class Shelf:
 
 def waiting(sequence: int, signature: str = "a", state: str | None = None, *, is_visit: bool = False) -> Entry:
     """A row that waits for input; the shelf keeps its state as its call id."""
-    found = replace(entry(sequence, signature, Status.INPUT_REQUIRED), call_id=state)
-    return replace(found, error=b"{}") if is_visit else found
+    found = entry(sequence, signature, Status.INPUT_REQUIRED)._replace(call_id=state)
+    return found._replace(error=b"{}") if is_visit else found
 
 
 def walk(shelf: Shelf, progress: Progress, *asks: Ask) -> list[tuple[str, int]]:
@@ -98,7 +97,7 @@ def test_the_first_of_six_answers_that_applies_is_taken() -> None:
     shelf = Shelf(
         entry(1, "z"),
         waiting(2, "a", "s"),
-        replace(entry(3, "a"), call_id="c"),
+        entry(3, "a")._replace(call_id="c"),
         entry(4, "a"),
         waiting(5, "b", is_visit=True),
     )
@@ -169,7 +168,7 @@ def test_a_leg_that_is_sent_again_belongs_to_its_closed_round_and_not_to_another
 
 
 def test_of_several_calls_that_gave_one_state_the_hosts_id_tells_which_is_meant() -> None:
-    closed = replace(entry(1, "a"), call_id="x")
+    closed = entry(1, "a")._replace(call_id="x")
     shelf = Shelf(closed, waiting(2, "a", "s"), states={"s": 1})
     leg = Ask("t", "a", request_state="s", is_next_leg=True)
     assert locate(leg, fresh(), shelf).sequence == 2
@@ -197,7 +196,7 @@ def test_rounds_of_another_branch_are_not_continued() -> None:
 
 def test_a_host_id_means_its_row_on_whatever_branch_of_the_family() -> None:
     shelf = Shelf(
-        replace(entry(5, "a"), call_id="c"), replace(entry(9, "a", workflow_id="other"), call_id="d"), entry(1)
+        entry(5, "a")._replace(call_id="c"), entry(9, "a", workflow_id="other")._replace(call_id="d"), entry(1)
     )
     found = locate(Ask("t", "b", call_id="c"), fresh(family=FORKED), shelf)
     assert found == Place("w", 5, shelf.entry("w", 5), Via.CALL_ID)
@@ -205,7 +204,7 @@ def test_a_host_id_means_its_row_on_whatever_branch_of_the_family() -> None:
 
 
 def test_the_id_of_a_call_that_was_answered_from_anothers_row_is_bound_to_it() -> None:
-    shelf, progress = Shelf(replace(entry(1), call_id="old"), entry(2)), fresh(Unpinned.MATCHED)
+    shelf, progress = Shelf(entry(1)._replace(call_id="old"), entry(2)), fresh(Unpinned.MATCHED)
     ask = Ask("t", "a", call_id="new")
     assert walk(shelf, progress, ask, ask) == [(Via.MATCHED, 1), (Via.CALL_ID, 1)]
     assert locate(Ask("t", "a", call_id="old"), progress, shelf).via is Via.CALL_ID
@@ -230,7 +229,7 @@ def test_an_id_is_not_bound_to_a_row_that_was_never_written() -> None:
 
 def test_ids_whose_row_carries_them_are_not_remembered_too() -> None:
     progress = fresh()
-    walk(Shelf(replace(entry(1), call_id="c")), progress, Ask("t", "a", call_id="c"), Ask("t", "a", call_id="d"))
+    walk(Shelf(entry(1)._replace(call_id="c")), progress, Ask("t", "a", call_id="c"), Ask("t", "a", call_id="d"))
     assert progress.bound == {}
 
 

@@ -11,7 +11,6 @@ import re
 import sqlite3
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -561,7 +560,7 @@ def test_facts_that_stand_together_are_on_record_together_or_not_at_all(path: Pa
 
 def test_a_fact_that_cannot_be_written_down_leaves_no_transaction_open(path: Path) -> None:
     with owned(path) as journal:
-        bad = replace(draft(journal, an_entry(1)), signature="\ud800")
+        bad = draft(journal, an_entry(1))._replace(signature="\ud800")
         with pytest.raises(UnicodeEncodeError):
             journal.append([Dispatched(bad)])
         journal.withdraw(bad)
@@ -662,7 +661,7 @@ def test_a_finished_call_is_the_same_after_a_restart(path: Path) -> None:
         journal.append([Answered(entry, Status.FAILED, NOW_MS, error=b'{"code":1,"message":"m"}')])
     with owned(path) as journal:
         found = journal.entry(WORKFLOW, 5)
-    assert found == replace(entry, status=Status.FAILED, error=b'{"code":1,"message":"m"}')
+    assert found == entry._replace(status=Status.FAILED, error=b'{"code":1,"message":"m"}')
 
 
 @pytest.mark.parametrize(
@@ -688,7 +687,7 @@ def test_a_call_of_this_process_is_pending_for_it_and_in_doubt_for_the_next(path
         assert journal.doubts() == []
         assert rows(path) == [(1, "PENDING")]
     with owned(path) as journal:
-        lost = replace(entry, status=Status.IN_DOUBT, cause=Cause.RELAY_LOST)
+        lost = entry._replace(status=Status.IN_DOUBT, cause=Cause.RELAY_LOST)
         assert journal.entry(WORKFLOW, 1) == lost
         assert journal.doubts() == [lost]
 
@@ -712,7 +711,7 @@ def test_a_doubt_keeps_its_cause(cause: Cause, path: Path) -> None:
     with owned(path) as journal:
         (entry,) = dispatch(journal, an_entry(1))
         doubt(journal, entry, cause)
-        doubted = replace(entry, status=Status.IN_DOUBT, cause=cause)
+        doubted = entry._replace(status=Status.IN_DOUBT, cause=cause)
         assert journal.doubts() == [doubted] == [journal.entry(WORKFLOW, 1)]
     with owned(path) as journal:
         assert journal.doubts() == [doubted] == [journal.entry(WORKFLOW, 1)]
