@@ -98,5 +98,5 @@ class Family:
 
 def root_of(workflow_id: str) -> str:
     """The root of a workflow by its name; a user's own id never ends like a branch's."""
-    match = _branch_name(workflow_id)
+    match = _branch_name(workflow_id) if "~" in workflow_id else None
     return match[1] if match else workflow_id

@@ -157,7 +157,7 @@ class Calls:
     @property
     def queued_bytes(self) -> int:
         """The size of the calls whose place is not known yet."""
-        return sum(len(request.line) for request in self._queue)
+        return sum(len(request.line) for request in self._queue) if self._queue else 0
 
     @property
     def has_left_doubt(self) -> bool:

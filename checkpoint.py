@@ -60,7 +60,10 @@ def _cmd_relay(args: argparse.Namespace) -> int:
     _import_asyncio()
     import asyncio
 
-    return asyncio.run(_relay(args, words, open_journal, crash_drill, report_to))
+    from eventloop import EventLoop
+
+    with asyncio.Runner(loop_factory=EventLoop) as runner:
+        return runner.run(_relay(args, words, open_journal, crash_drill, report_to))
 
 
 def _import_asyncio() -> None:

@@ -31,7 +31,20 @@ from states import (
     UpstreamStarted,
     storable,
 )
-from storage import FORMAT, PROBES, Files, Inode, JournalError, Lock, connect, connect_owner, inode_of, is_busy, sync
+from storage import (
+    FORMAT,
+    PROBES,
+    Files,
+    Inode,
+    JournalError,
+    Lock,
+    are_in_place,
+    connect,
+    connect_owner,
+    inode_of,
+    is_busy,
+    sync,
+)
 
 
 class JournalBusy(JournalError):
@@ -69,6 +82,7 @@ class Journal:
         self._database: sqlite3.Connection | None = None
         self._records: Records | None = None
         self._reading = _Reading(self)
+        self._transaction = _Transaction(self)
         self.failure: str | None = None
         self.upstream_pid: int | None = None  # goes on record with our epoch
         self.report_doubt: Callable[[Entry], ReportQueued] | None = None  # of what an earlier owner left
@@ -81,7 +95,7 @@ class Journal:
         self._next_id = 1
         self._last_sequence: dict[str, int] = {}
         self._families: dict[str, Family] = {}
-        self._live: dict[tuple[str, int], Entry] = {}  # ours, dispatched or about to be, not answered
+        self._live: dict[tuple[str, int], Entry] = {}  # ours, dispatched or about to be, not answered; by id
         self._doubts: dict[int, Entry] = {}
         self._left_open: list[Entry] = []
         self._rounds: dict[tuple[str, int], Round] | None = None  # by place, once they were asked for
@@ -366,6 +380,7 @@ class Journal:
             started_at=started_at, call_id=call_id, is_modern=is_modern,
         )  # fmt: skip
         self._next_id += 1
+        self._live.pop((workflow_id, sequence), None)  # one in doubt that may run again: else this would stand before
         self._live[workflow_id, sequence] = drafted
         self._last_sequence[workflow_id] = max(sequence, last)
         return drafted
@@ -391,44 +406,18 @@ class Journal:
         process writes no more).
         """
         epoch = self._epoch
-        with self._transaction() as database:
+        with self._transaction as database:
             if epoch is None and any(isinstance(fact, Dispatched) for fact in facts):
                 epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
-            pending = (entry.id for entry in self._live.values() if entry.status is Status.PENDING)
-            settled_below = min(pending, default=self._next_id)
-            for fact in facts:
-                self._insert(database, fact, epoch or 0, settled_below)
-            self._close_doubts(database, facts)
+            size = sum([self._insert(database, fact, epoch or 0) for fact in facts])
+            if self._doubts or any(isinstance(fact, Doubted) for fact in facts):
+                self._close_doubts(database, facts)
         self._wal_inode = self._wal_inode or inode_of(self._files.wal)
         if epoch is not None:
             self._epoch = self._newest_epoch = epoch
-        self._new_pages += _PAGES_PER_COMMIT + sum(map(_size, facts)) // _PAGE_BYTES
+        self._new_pages += _PAGES_PER_COMMIT + (size + _FACT_BYTES * len(facts)) // _PAGE_BYTES
         for fact in facts:
             self._remember(fact)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, if files and owner are what they were; on disk when it ends. Raises what `append` does."""
-        if self.failure is not None:
-            raise JournalFailed(self.failure)
-        database = self._database
-        if database is None:
-            raise JournalFailed("the journal is not open")
-        self._check_files()
-        try:
-            database.execute("BEGIN IMMEDIATE")
-            if self._records is not None and self._records.newest_epoch() != self._newest_epoch:
-                raise self._failed(f"journal {self.path}: another process has written to it; restart to go on")
-            yield database
-            database.execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
-            busy = is_busy(error)
-            failure = None if busy else self._failed(self._explain(error))
-            self._roll_back(database)
-            raise failure or JournalBusy(f"journal {self.path}: {error}") from error
-        except BaseException:
-            self._roll_back(database)
-            raise
 
     def _take_over(self, database: sqlite3.Connection, epoch: int) -> int:
         """Writes our epoch, and on record what earlier owners left in doubt."""
@@ -445,19 +434,24 @@ class Journal:
         reportrows.forget_delivered(database)
         return epoch
 
-    def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int, settled_below: int) -> None:
+    def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int) -> int:
+        """Writes a fact; how many bytes of arguments, answers and the like are in it."""
+        payload: bytes | None = None
         match fact:
             case Dispatched(entry):
-                era = "modern" if entry.is_modern else "handshake"
+                payload, era = entry.arguments, "modern" if entry.is_modern else "handshake"
+                pending = (live.id for live in self._live.values() if live.status is Status.PENDING)
+                settled_below = min(entry.id, next(pending, entry.id))
                 database.execute(
                     "INSERT INTO dispatches (id, workflow_id, sequence, attempt, epoch, settled_below, tool_name,"
                     " call_signature, call_id, era, started_at, arguments) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                     (
-                        entry.id, *entry.place, entry.attempt, epoch, min(settled_below, entry.id), entry.tool_name,
-                        entry.signature, entry.call_id, era, entry.started_at, entry.arguments,
+                        entry.id, entry.workflow_id, entry.sequence, entry.attempt, epoch, settled_below,
+                        entry.tool_name, entry.signature, entry.call_id, era, entry.started_at, payload,
                     ),
                 )  # fmt: skip
             case Answered(entry, status, at_ms, result, error, state, task_id):
+                payload = result or error
                 database.execute(
                     "INSERT INTO outcomes (dispatch, status, completed_at, request_state, task_id, result, error)"
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -485,6 +479,7 @@ class Journal:
             case UpstreamStarted(pid):
                 database.execute("UPDATE owners SET upstream_pid = ? WHERE epoch = ?", (pid, epoch))
             case ReportQueued():
+                payload = fact.body
                 reportrows.queue(database, fact)
             case ReportDelivered(id):
                 reportrows.mark_delivered(database, id)
@@ -492,6 +487,7 @@ class Journal:
                 reportrows.mark_failed(database, id, attempts, due_at, error)
             case _:
                 assert_never(fact)
+        return 0 if payload is None else len(payload)
 
     def _close_doubts(self, database: sqlite3.Connection, facts: Sequence[Fact]) -> None:
         """Puts on record that answers have come after all."""
@@ -541,11 +537,18 @@ class Journal:
                 begun=entry.id if before is None else before.begun,
             )
 
-    def _roll_back(self, database: sqlite3.Connection) -> None:
+    def _abandon(self, database: sqlite3.Connection, error: BaseException) -> None:
+        """Rolls a transaction back, and raises what the error of SQLite's or the system's means, if it is one."""
+        meaning: JournalError | None = None
+        if isinstance(error, (sqlite3.Error, OSError)):
+            busy = JournalBusy(f"journal {self.path}: {error}") if is_busy(error) else None
+            meaning = busy or self._failed(self._explain(error))
         # SQLite has rolled back by itself after some errors; what the rollback itself says adds nothing.
         with contextlib.suppress(sqlite3.Error):
             if database.in_transaction:
                 database.execute("ROLLBACK")
+        if meaning is not None:
+            raise meaning from error
 
     def _failed(self, why: str) -> JournalFailed:
         self.failure = why
@@ -555,12 +558,8 @@ class Journal:
 
     def _check_files(self) -> None:
         """Commits to files that were moved, deleted or replaced would be acknowledged and lost."""
-        intact = (
-            inode_of(self._files.path) == self._inode
-            and (self._wal_inode is None or inode_of(self._files.wal) == self._wal_inode)
-            and self._lock.is_held()
-        )
-        if not intact:
+        files, lock = self._files, self._lock
+        if not are_in_place((files.path, self._inode), (files.wal, self._wal_inode), (lock.path, lock.inode)):
             raise self._failed(
                 f"journal {self.path}: it was moved, deleted or replaced while in use; put it back and start again"
             )
@@ -585,7 +584,7 @@ class Journal:
         Nothing is added to the journal: with a small cache SQLite writes pages to the log before their transaction
         ends, and they are rolled back. The commit after that brings them to disk.
         """
-        with self._transaction() as database:
+        with self._transaction as database:
             database.execute("PRAGMA cache_size = 16")
             database.execute("SAVEPOINT scratch")
             database.execute("CREATE TABLE scratch (filler BLOB)")
@@ -629,15 +628,37 @@ class _Reading:
             raise self._journal._meaning(error) from error
 
 
-def _size(fact: Fact) -> int:
-    """About how many bytes a fact adds to the log."""
-    match fact:
-        case Dispatched(entry):
-            payload = entry.arguments
-        case Answered(_, _, _, result, error):
-            payload = result or error
-        case ReportQueued():
-            payload = fact.body
-        case _:
-            payload = None
-    return _FACT_BYTES + len(payload or b"")
+class _Transaction:
+    """One transaction, for the length of a `with`, if files and owner are what they were; on disk when it ends.
+
+    Raises what `Journal.append` does.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+
+    def __enter__(self) -> sqlite3.Connection:
+        journal = self._journal
+        database, records = journal._database, journal._records
+        if journal.failure is not None or database is None or records is None:
+            raise JournalFailed(journal.failure or "the journal is not open")
+        journal._check_files()
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            if records.newest_epoch() != journal._newest_epoch:
+                raise journal._failed(f"journal {journal.path}: another process has written to it; restart to go on")
+        except BaseException as error:
+            journal._abandon(database, error)
+            raise
+        return database
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        database = self._journal._database
+        assert database is not None
+        if error is None:
+            try:
+                database.execute("COMMIT")
+            except (sqlite3.Error, OSError) as refused:
+                self._journal._abandon(database, refused)
+        else:
+            self._journal._abandon(database, error)

@@ -115,7 +115,7 @@ class Records:
 
     def newest_epoch(self) -> int | None:
         """The epoch of the last process that dispatched."""
-        found: int | None = self._one(_NEWEST_EPOCH)
+        found: int | None = self._database.execute(_NEWEST_EPOCH).fetchone()[0]  # every commit asks
         return found
 
     def last_id(self) -> int:

@@ -102,13 +102,12 @@ class Relay:
         if self._turn.owes_replies and self._to_downstream.queued_bytes > HIGH_WATER_BYTES:
             return False
         waiting = self._turn.waiting_bytes(self._up) + (self._calls.queued_bytes if self._calls is not None else 0)
-        return max(self._to_upstream.queued_bytes, waiting) <= HIGH_WATER_BYTES
+        return waiting <= HIGH_WATER_BYTES and self._to_upstream.queued_bytes <= HIGH_WATER_BYTES
 
     @property
     def may_read_upstream(self) -> bool:
         """Whether there is room for more from upstream."""
-        waiting = self._turn.waiting_bytes(self._down)
-        is_full = max(self._to_downstream.queued_bytes, waiting) > HIGH_WATER_BYTES
+        is_full = max(self._to_downstream.queued_bytes, self._turn.waiting_bytes(self._down)) > HIGH_WATER_BYTES
         return not (is_full or self._turn.is_crashing)
 
     @property
@@ -137,14 +136,16 @@ class Relay:
         for line in lines:
             if not line.isspace():
                 self._read_downstream(line)
-        self._on_change()
+        if not self._turn:  # at its end that is said anyway
+            self._on_change()
 
     def from_upstream(self, lines: Iterable[bytes]) -> None:
         """Lines that upstream wrote, each with its line feed."""
         for line in lines:
             if not line.isspace():
                 self._read_upstream(line)
-        self._on_change()
+        if not self._turn:
+            self._on_change()
 
     def when_written(self) -> None:
         """To be called when a sink has taken all that was queued."""

@@ -332,17 +332,17 @@ class _Reader:
             self._receive(rest)
 
     def _read(self, buffer: wire.LineBuffer) -> int:
-        with buffer.space() as space:
-            try:
-                self._is_waiting = True
-                return 0 if self._is_stopped else os.readv(0, [space])
-            except _Stop:
-                return 0
-            except OSError as error:
-                _logger().warning("stdin cannot be read: %s", error.strerror)
-                return 0
-            finally:
-                self._is_waiting = False
+        space = buffer.space()
+        try:
+            self._is_waiting = True
+            return 0 if self._is_stopped else os.readv(0, [space])
+        except _Stop:
+            return 0
+        except OSError as error:
+            _logger().warning("stdin cannot be read: %s", error.strerror)
+            return 0
+        finally:
+            self._is_waiting = False
 
 
 def serve() -> int:

@@ -18,6 +18,7 @@ import termios
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from wire import LineBuffer
@@ -53,9 +54,9 @@ def nonblocking(fd: int) -> tuple[int, Send]:
         again = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:  # no /proc (macOS), or one that may not be opened: then the description stays shared
         os.set_blocking(own, False)
-        return own, lambda piece: os.write(own, piece)
+        return own, partial(os.write, own)
     os.close(own)
-    return again, lambda piece: os.write(again, piece)
+    return again, partial(os.write, again)
 
 
 def _write_whole(fd: int, piece: bytes | memoryview) -> int:
@@ -91,12 +92,12 @@ class Reader:
         self._buffer = LineBuffer()
         self._may_read = threading.Event()  # only for the thread of a descriptor that cannot be polled
         self._is_polled = True
-        self._is_paused = True
         self._is_enlarged = False
+        self.is_paused = True
         self.is_ended = False
 
     def start(self) -> None:
-        self._is_paused = False
+        self.is_paused = False
         try:
             self._loop.add_reader(self._fd, self._read)
         except PermissionError:  # a regular file or /dev/null: epoll refuses them, and a read of them may block
@@ -105,14 +106,14 @@ class Reader:
             threading.Thread(target=self._feed, name="checkpoint-stdin", daemon=True).start()
 
     def pause(self) -> None:
-        if not self._is_paused and not self.is_ended:
-            self._is_paused = True
+        if not self.is_paused and not self.is_ended:
+            self.is_paused = True
             if self._is_polled:
                 self._loop.remove_reader(self._fd)
 
     def resume(self) -> None:
-        if self._is_paused and not self.is_ended:
-            self._is_paused = False
+        if self.is_paused and not self.is_ended:
+            self.is_paused = False
             if self._is_polled:
                 self._loop.add_reader(self._fd, self._read)
             else:
@@ -139,8 +140,7 @@ class Reader:
     def _read(self) -> int:
         """One read; how many bytes it gave."""
         try:
-            with self._buffer.space() as space:
-                count = os.readv(self._fd, [space])
+            count = os.readv(self._fd, (self._buffer.space(),))
         except BlockingIOError:
             return 0
         except OSError:  # a terminal that hung up, a socket that was reset: nothing more will come
@@ -154,12 +154,11 @@ class Reader:
             self.is_ended = True
             self._on_end(self._buffer.rest())
             return
-        lines = self._buffer.take(count)
-        if len(self._buffer) >= _USUAL_PIPE_BYTES and not self._is_enlarged:
+        if lines := self._buffer.take(count):
+            self._on_lines(lines)
+        elif not self._is_enlarged and len(self._buffer) >= _USUAL_PIPE_BYTES:
             self._is_enlarged = True
             _enlarge(self._fd)
-        if lines:
-            self._on_lines(lines)
 
     def _feed(self) -> None:
         """The thread of a descriptor that cannot be polled: one read at a time, handed to the loop and waited for."""
@@ -176,13 +175,13 @@ class Reader:
     def _fed(self, piece: bytes) -> None:
         if self.is_ended:
             return
-        with self._buffer.space() as space:
-            fits = len(space)
-            space[: min(fits, len(piece))] = piece[:fits]
+        space = self._buffer.space()
+        fits = len(space)
+        space[: min(fits, len(piece))] = piece[:fits]
         self._received(min(fits, len(piece)))
         if len(piece) > fits:
             self._fed(piece[fits:])
-        elif not self._is_paused:
+        elif not self.is_paused:
             self._may_read.set()
 
 

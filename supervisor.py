@@ -10,9 +10,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import wire
+from eventloop import EventLoop
 from journal import Journal
 from refusals import Refusals
 from relay import Relay
@@ -70,7 +72,7 @@ class _Link:
         self.writer = Writer(
             loop,
             process.stdin,
-            lambda piece: os.write(process.stdin, piece),
+            partial(os.write, process.stdin),
             on_drained=on_written,
             on_broken=self._fall_silent,
         )
@@ -125,13 +127,14 @@ class Supervisor:
         restarts: int = 0,
         report_to: "Config | None" = None,
     ) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = EventLoop.running()
         self._restarts_left = restarts
         self._is_restarting = False
         self._signals = upstream.signals
         self._journal = journal
         self._drain_timeout_s = drain_timeout_s
         self._changed = asyncio.Event()
+        self._is_serving = False  # nobody waits for what a line changes: to wake up for each would cost as much as it
         self._is_downstream_gone = False
         self._grace_s = _GRACE_S
         self._deadline = float("inf")  # for answers, once the end has begun
@@ -206,7 +209,9 @@ class Supervisor:
             self._link.reader.start()
             self._from_downstream.start()
             while not self._is_ending:
+                self._is_serving = True
                 await self._until(lambda: self._is_ending or self._is_upstream_gone)
+                self._is_serving = False
                 if not (self._is_ending or await self._replaces()):
                     return await self._lost()
             return await self._drain()
@@ -230,11 +235,9 @@ class Supervisor:
             (self._from_downstream, self._relay.may_read_downstream and not self._is_restarting),
             (self._link.reader, self._relay.may_read_upstream),
         ):
-            if may_read:
-                reader.resume()
-            else:
-                reader.pause()
-        if self._is_ending or self._is_upstream_gone:  # until then nobody waits for a line, and waking costs as much
+            if reader.is_paused is may_read:
+                (reader.resume if may_read else reader.pause)()
+        if not self._is_serving or self._relay.is_handshake_refused:
             self._changed.set()
 
     def _written(self) -> None:

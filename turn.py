@@ -9,7 +9,7 @@ import logging
 import math
 import os
 import signal
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from journal import Journal, JournalBusy, JournalFailed
@@ -57,8 +57,8 @@ class Scheduler(Protocol):
     def time(self) -> float:
         """Seconds on a clock that never goes back."""
 
-    def call_soon(self, callback: Callable[[], None], /) -> Handle:
-        """Runs `callback` in the next turn."""
+    def at_turn_end(self, callback: Callable[[], None], /) -> Handle:
+        """Runs `callback` once all that is ready now was handed out."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Handle:
         """Runs `callback` in `delay` seconds."""
@@ -77,19 +77,31 @@ class Riders(Protocol):
 class CrashDrill:
     """Kills this process at a named point of a call's life, to test what comes after (`--crash-at`)."""
 
-    POINTS: Final = ("before_reserve", "after_reserve", "mid_upstream", "before_complete", "after_complete")
+    POINTS: Final[Mapping[str, type[Dispatched | Answered]]] = {  # and which facts are put on record there
+        "before_reserve": Dispatched,
+        "after_reserve": Dispatched,
+        "mid_upstream": Dispatched,
+        "before_complete": Answered,
+        "after_complete": Answered,
+    }
 
     def __init__(self, point: str | None = None, sequence: int | None = None) -> None:
         self._point = point
         self._sequence = sequence
 
-    def is_at(self, point: str, entries: Iterable[Entry]) -> bool:
-        """Whether the drill is for this point of one of these calls."""
-        return self._point == point and any(self._sequence in (None, entry.sequence) for entry in entries)
+    def __bool__(self) -> bool:
+        """Whether there is a drill at all."""
+        return self._point is not None
 
-    def reach(self, point: str, entries: Iterable[Entry]) -> None:
-        """Ends the process if the drill is for this point of one of these calls."""
-        if self.is_at(point, entries):
+    def is_at(self, point: str, facts: Iterable[Fact]) -> bool:
+        """Whether the drill is for this point of a call that one of the facts is about."""
+        return self._point == point and any(
+            isinstance(fact, self.POINTS[point]) and self._sequence in (None, fact.entry.sequence) for fact in facts
+        )
+
+    def reach(self, points: Iterable[str], facts: Iterable[Fact]) -> None:
+        """Ends the process if the drill is for one of these points."""
+        if any(self.is_at(point, facts) for point in points):
             self.kill()
 
     def kill(self) -> None:
@@ -167,6 +179,8 @@ class Lane:
 
     def flush(self) -> None:
         """Writes all that waits; places that are still empty are given up."""
+        if not self._waiting:
+            return
         position = self.position
         lines: list[bytes] = []
         for item in self._waiting:
@@ -229,7 +243,7 @@ class Turn:
         self.up = Lane(to_upstream)
         self.down = Lane(to_downstream)
         self._loop = loop
-        self._crash_drill = crash_drill
+        self._drill = crash_drill or None  # most often there is none, and it would be asked in the life of every call
         self._on_change = on_change
         self._held: list[_Held] = []
         self._leaving: list[int] = []  # dispatches whose answers are written by the end of this turn
@@ -245,7 +259,7 @@ class Turn:
 
     def waiting_bytes(self, lane: Lane) -> int:
         """The size of the lines for one direction that wait for the disk."""
-        return sum(held.size for held in self._held if held.lane is lane)
+        return sum(held.size for held in self._held if held.lane is lane) if self._held else 0
 
     def hold(
         self, lane: Lane, facts: Sequence[Fact], size: int, when_on_disk: WhenOnDisk, when_refused: WhenRefused
@@ -257,7 +271,7 @@ class Turn:
         held = _Held(lane.hold(), facts, when_on_disk, when_refused, self._loop.time() + WAIT_S, lane, size)
         self._held.append(held)
         if self._due is None:
-            self._due = self._loop.call_soon(self.end)
+            self._due = self._loop.at_turn_end(self.end)
         return held.slot
 
     def record(self, facts: Sequence[Fact]) -> None:
@@ -276,28 +290,27 @@ class Turn:
 
     def heard_from_downstream(self) -> None:
         """To be called when downstream says something: where the system does not tell, that is how we know it reads."""
-        if not self._to_downstream.tells_unread:
+        if self._unread and not self._to_downstream.tells_unread:
             self._see_read()
 
     def _see_read(self) -> None:
         """Counts what was written as read, if all of it is taken and the system does not say that some is unread."""
         sink = self._to_downstream
-        if self._unread and not sink.queued_bytes and not sink.unread_bytes():
+        if not sink.queued_bytes and not sink.unread_bytes():
             self._read += self._unread
             self._unread.clear()
 
     def _append(self, journal: Journal, facts: Sequence[Fact]) -> None:
         """Commits facts, and along with them what is worth no commit of its own."""
-        if self._to_downstream.tells_unread:
+        if self._unread and self._to_downstream.tells_unread:
             self._see_read()
-        marks = [Delivered(dispatch) for dispatch in self._read]
-        # Who owns no journal sends nothing from it: what rode there would wait for the next owner.
-        is_owner = journal.has_dispatched or any(isinstance(fact, Dispatched) for fact in facts)
-        riders = self._riders if is_owner else None
+        riders = self._riders
+        if riders is not None and not (journal.has_dispatched or any(isinstance(fact, Dispatched) for fact in facts)):
+            riders = None  # who owns no journal sends nothing from it: what rode there would wait for the next owner
         riding = riders.facts() if riders is not None else ()
-        if not (facts or marks or riding):
+        if not (facts or self._read or riding):
             return
-        journal.append([*facts, *marks, *riding])
+        journal.append([*facts, *map(Delivered, self._read), *riding])
         self._read.clear()
         if riders is not None:
             riders.are_on_disk()
@@ -328,10 +341,9 @@ class Turn:
 
     def _commit(self) -> None:
         facts = [fact for held in self._held for fact in held.facts]
-        dispatched = [fact.entry for fact in facts if isinstance(fact, Dispatched)]
-        answered = [fact.entry for fact in facts if isinstance(fact, Answered)]
-        self._crash_drill.reach("before_reserve", dispatched)
-        self._crash_drill.reach("before_complete", answered)
+        drill = self._drill
+        if drill is not None:
+            drill.reach(("before_reserve", "before_complete"), facts)
         try:
             if facts and self._journal is not None:
                 self._append(self._journal, facts)
@@ -343,9 +355,9 @@ class Turn:
             for held in self._take_held():
                 held.when_refused(held.slot, error)
             return
-        self._crash_drill.reach("after_reserve", dispatched)
-        self._crash_drill.reach("after_complete", answered)
-        self.is_crashing |= self._crash_drill.is_at("mid_upstream", dispatched)
+        if drill is not None:
+            drill.reach(("after_reserve", "after_complete"), facts)
+            self.is_crashing |= drill.is_at("mid_upstream", facts)
         for held in self._take_held():
             held.when_on_disk(held.slot)
 
@@ -382,8 +394,8 @@ class Turn:
         """To be called when a sink may have taken all that was queued."""
         if not self._to_downstream.queued_bytes and self._due is None:
             self.owes_replies = False
-        if self.is_crashing and not self._to_upstream.queued_bytes:
-            self._crash_drill.kill()  # at mid_upstream: the call has left us whole
+        if self._drill is not None and self.is_crashing and not self._to_upstream.queued_bytes:
+            self._drill.kill()  # at mid_upstream: the call has left us whole
 
 
 def _let_be(*_: object) -> None:

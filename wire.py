@@ -117,26 +117,32 @@ class LineBuffer:
     """Turns reads of any size into whole lines, split on byte 0x0A and on nothing else.
 
     Read into `space()`, then `take(n)` gives the lines that the n new bytes complete, each with its 0x0A. The memory is
-    one bytearray that grows to the longest line and shrinks again; a read never allocates.
+    one bytearray, replaced by a larger one for a longer line and by a small one after it; a read never allocates.
     """
 
     _USUAL: Final = 65536  # a default pipe; larger reads cost an mmap each
     _KEPT: Final = 2 << 20  # a buffer up to this size is kept for the next long line
 
     def __init__(self) -> None:
-        self._memory = bytearray(self._USUAL)
+        self._replace(self._USUAL)
         self._filled = 0
+
+    def _replace(self, size: int) -> None:
+        self._memory = bytearray(size)
+        self._view = memoryview(self._memory)
 
     def __len__(self) -> int:
         return self._filled
 
     def space(self) -> memoryview:
-        """Memory to read into; release it before `take`."""
+        """Memory to read into, until `take`."""
+        if not self._filled:
+            return self._view
         if self._filled == len(self._memory):
-            larger = bytearray(2 * len(self._memory))
-            larger[: self._filled] = self._memory
-            self._memory = larger
-        return memoryview(self._memory)[self._filled :]
+            full = self._memory
+            self._replace(2 * len(full))
+            self._memory[: self._filled] = full
+        return self._view[self._filled :]
 
     def take(self, count: int) -> list[bytes]:
         """Lines completed by the `count` bytes that were just read into `space()`."""
@@ -145,15 +151,15 @@ class LineBuffer:
         if end < 0:
             return []
         lines, start = [], 0
-        with memoryview(self._memory) as view:
-            while end >= 0:
-                lines.append(bytes(view[start : end + 1]))
-                start = end + 1
-                end = self._memory.find(b"\n", start, self._filled)
-            rest = bytes(view[start : self._filled])
+        while end >= 0:
+            lines.append(bytes(self._view[start : end + 1]))
+            start = end + 1
+            end = self._memory.find(b"\n", start, self._filled)
+        rest = bytes(self._view[start : self._filled])
         if len(self._memory) > self._KEPT and len(rest) < self._USUAL:
-            self._memory = bytearray(self._USUAL)
-        self._memory[: len(rest)] = rest
+            self._replace(self._USUAL)
+        if rest:
+            self._memory[: len(rest)] = rest
         self._filled = len(rest)
         return lines
 

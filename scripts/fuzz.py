@@ -195,9 +195,9 @@ def check_lines(content: bytes) -> None:
     chance = random.Random(zlib.crc32(content))
     buffer, lines, at = wire.LineBuffer(), [], 0
     while at < len(content):
-        with buffer.space() as space:
-            count = min(len(space), len(content) - at, chance.choice([1, 7, 4096, 1 << 20]))
-            space[:count] = content[at : at + count]
+        space = buffer.space()
+        count = min(len(space), len(content) - at, chance.choice([1, 7, 4096, 1 << 20]))
+        space[:count] = content[at : at + count]
         at += count
         lines += buffer.take(count)
     assert b"".join(lines) + buffer.rest() == content, "a byte was lost"

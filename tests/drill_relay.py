@@ -39,8 +39,8 @@ def main() -> None:
             until(lambda: not is_running(pid), "the victim dies")
             struck.append(pid)
 
-    def is_at_once(self: Any, point: str, entries: Any) -> bool:
-        return not struck and is_at(self, point, entries)
+    def is_at_once(self: Any, point: str, facts: Any) -> bool:
+        return not struck and is_at(self, point, facts)
 
     # We live on after mid_upstream, so what upstream says must be read again.
     is_crashing = property(

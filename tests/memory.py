@@ -64,7 +64,7 @@ class FakeLoop:
     def time(self) -> float:
         return self.now
 
-    def call_soon(self, callback: Callable[[], None]) -> Timer:
+    def at_turn_end(self, callback: Callable[[], None]) -> Timer:
         return self.call_later(0, callback)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
@@ -173,7 +173,7 @@ class FakeEndpoint:
             self.config,
             bench.journal,
             loop=bench.loop,
-            call_home=lambda callback: bench.loop.call_soon(callback),
+            call_home=lambda callback: bench.loop.at_turn_end(callback),
             now_ms=lambda: NOW_MS + round((bench.loop.now - 100) * 1000),
             commit=lambda: bench.relay.commit_riders(),
             on_change=lambda: None,

@@ -17,7 +17,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 PICTURE: Final = {
     "__main__": {"checkpoint", "session"},
     "checkpoint": {
-        *("arguments", "demo", "session", "supervisor", "upstream", "streams", "settings", "locate"),
+        *("arguments", "demo", "session", "supervisor", "upstream", "streams", "settings", "locate", "eventloop"),
         *("turn", "refusals", "places", "journal", "storage", "branches", "reporter"),
         *("commands", "console", "reader", "queues"),
     },
@@ -62,7 +62,7 @@ PICTURE: Final = {
     "redact": set(),
     "supervisor": {
         *("journal", "refusals", "relay", "settings", "states", "streams", "turn", "upstream", "wire"),
-        *("courier", "reporter", "reports"),
+        *("courier", "eventloop", "reporter", "reports"),
     },
     "relay": {
         *("calls", "catalog", "journal", "refusals", "reports", "restarts", "settings", "states", "tasks", "turn"),
@@ -102,6 +102,7 @@ PICTURE: Final = {
     "states": {"branches"},
     "places": {"states"},
     "streams": {"wire"},
+    "eventloop": set(),
     "branches": set(),
     "storage": set(),
     "upstream": {"processes"},

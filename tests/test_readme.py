@@ -60,7 +60,7 @@ def test_every_refusal_is_documented_with_its_code() -> None:
 
 
 def test_every_point_of_the_crash_drill_is_documented() -> None:
-    assert tuple(row[0].strip("`") for row in rows(README, "point")) == CrashDrill.POINTS
+    assert tuple(row[0].strip("`") for row in rows(README, "point")) == tuple(CrashDrill.POINTS)
 
 
 @pytest.mark.parametrize("name", ["README.md", "AGENTS.md"])

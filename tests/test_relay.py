@@ -580,11 +580,11 @@ def test_a_line_of_exactly_the_bound_is_room_enough(bench: Bench) -> None:
 
 def test_the_edges_are_told_of_every_change(bench: Bench) -> None:
     counts: list[int] = []
-    steps: list[Callable[[], None]] = [
-        lambda: bench.relay.from_downstream([call(1)]),
-        bench.loop.run,
-        lambda: bench.relay.from_upstream([result(1)]),
-        bench.loop.run,
+    steps: list[Callable[[], object]] = [
+        lambda: bench.ask(call(1)),
+        lambda: bench.answer(result(1)),
+        lambda: bench.relay.from_downstream([request("ping", "p")]),
+        lambda: bench.relay.from_upstream([result("p")]),
         bench.relay.when_written,
         lambda: bench.relay.upstream_gone(Cause.UPSTREAM_LOST),
     ]

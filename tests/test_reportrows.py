@@ -74,7 +74,7 @@ def test_a_mark_that_comes_late_does_not_wake_a_delivered_report(journal: Path) 
     bench.ask(cancel(1))
     lose_upstream(bench)
     assert bench.journal is not None
-    with bench.journal._transaction() as database:
+    with bench.journal._transaction as database:
         reportrows.mark_delivered(database, 1)
         reportrows.mark_failed(database, 1, 1, NOW_MS, "503")
     assert bench.select("SELECT body, due_at FROM reports WHERE id = 1") == [(None, None)]

@@ -706,6 +706,15 @@ def test_the_newest_attempt_speaks_for_its_place(path: Path) -> None:
         assert (found.id, found.attempt) == (second.id, 2)
 
 
+def test_a_call_that_runs_again_does_not_hide_one_that_is_still_open(path: Path) -> None:
+    with owned(path) as journal:
+        first, _ = dispatch(journal, an_entry(1), an_entry(2))
+        doubt(journal, first, Cause.TIMEOUT)
+        dispatch(journal, an_entry(1, attempt=2))  # its server says that it may
+    with owned(path) as journal:
+        assert sorted(lost.place for lost in journal.doubts()) == [(WORKFLOW, 1), (WORKFLOW, 2)]
+
+
 @pytest.mark.parametrize("cause", Cause)
 def test_a_doubt_keeps_its_cause(cause: Cause, path: Path) -> None:
     with owned(path) as journal:

@@ -350,7 +350,9 @@ def test_the_drill_strikes_at_the_sequence_that_it_is_given(path: Path) -> None:
 
 def test_without_a_point_the_drill_never_strikes() -> None:
     entry = Entry(1, "w", 1, 1, "t", "s", None, Status.PENDING)
-    assert not any(CrashDrill().is_at(point, [entry]) for point in CrashDrill.POINTS)
+    facts: list[Fact] = [Dispatched(entry), Answered(entry, Status.COMPLETED, 0)]
+    assert not any(CrashDrill().is_at(point, facts) for point in CrashDrill.POINTS)
+    assert not CrashDrill()
 
 
 def test_a_mark_rides_in_one_commit_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

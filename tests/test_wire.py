@@ -95,10 +95,10 @@ def feed(buffer: LineBuffer, data: bytes, size: int) -> list[bytes]:
     """The lines that come out when no read brings more than `size` bytes."""
     lines = []
     while data:
-        with buffer.space() as space:
-            count = min(size, len(space), len(data))
-            assert count
-            space[:count] = data[:count]
+        space = buffer.space()
+        count = min(size, len(space), len(data))
+        assert count
+        space[:count] = data[:count]
         data = data[count:]
         lines += buffer.take(count)
     return lines
