@@ -162,7 +162,7 @@ class Calls:
     @property
     def has_left_doubt(self) -> bool:
         """Whether rows are in doubt that left for upstream, or would be if all ended now."""
-        return self._has_left_doubt or bool(self._turn)
+        return self._has_left_doubt or self._turn.is_due
 
     # ----------------------------------------------------------------------------------------------- a place for a call
 
@@ -199,7 +199,7 @@ class Calls:
         while self._queue and self._admits(self._queue[0]):
             self._queue.popleft()
         if not self._queue:
-            if not self._turn:  # what waits for the commit needs it
+            if not self._turn.is_due:  # what waits for the commit needs it
                 self._journal.give_back()  # others may have it, if this process has only read it
         elif not self._is_retry_due:
             self._is_retry_due = True
@@ -562,23 +562,27 @@ class Calls:
             self._workflows.released(flight.entry)
             self._tell(flight, waiting, slot)
             return False
-        recorded = flight.entry._replace(status=flight.fact.status, error=answer.body if answer.is_error else None)
-        served = [request for request in waiting if request is flight.first or _fits(recorded, request)]
-        if served:
+        joined = [request for request in waiting if request is not flight.first]
+        served = [request for request in joined if self._serve(request, flight, flight.fact, answer, slot)]
+        if served or len(joined) < len(waiting):
             self._turn.answered(flight.entry)
         else:
             self._workflows.released(flight.entry)
-        for request in waiting:
-            if request not in served:
-                self._refuse(request, Reason.DIVERGED, entry=recorded, why=_OTHER_SHAPE)
-            elif request is not flight.first:
-                slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
-                if self._reports is not None:
-                    self._reports.replayed(request.message, read_at=request.read_at)
         if self._catalog is not None and flight.entry.is_modern and not answer.is_error:
             self._catalog.client_is_ready(flight.first.call.meta)
         # A late answer is for clients of the handshake era, and for none that was told not to wait for it.
         return flight.first in waiting or not (flight.entry.is_modern or flight.entry.cause is Cause.TIMEOUT)
+
+    def _serve(self, request: _Request, flight: _Flight, fact: Answered, answer: wire.Answer, slot: Slot) -> bool:
+        """Answers a request that joined a call; whether the answer fits it, else it is refused."""
+        recorded = flight.entry._replace(status=fact.status, error=answer.body if answer.is_error else None)
+        if not _fits(recorded, request):
+            self._refuse(request, Reason.DIVERGED, entry=recorded, why=_OTHER_SHAPE)
+            return False
+        slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
+        if self._reports is not None:
+            self._reports.replayed(request.message, read_at=request.read_at)
+        return True
 
     def _tell(self, flight: _Flight, waiting: list[_Request], slot: Slot) -> None:
         """Says that a call was not sent, or may have run."""

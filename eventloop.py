@@ -25,32 +25,13 @@ class _Selector(selectors.DefaultSelector):
         return events
 
 
-class Due:
-    """A callback that is due."""
-
-    __slots__ = ("_callback",)
-
-    def __init__(self, callback: Callable[[], object]) -> None:
-        self._callback: Callable[[], object] | None = callback
-
-    def run(self) -> None:
-        """Runs it, once, unless it was cancelled."""
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
-
-    def cancel(self) -> None:
-        """Lets it be."""
-        self._callback = None
-
-
 class EventLoop(asyncio.SelectorEventLoop):
     """asyncio's own loop, which also tells when all that was ready at once has been handed out."""
 
     def __init__(self) -> None:
         self._turns = _Selector()
         super().__init__(self._turns)
-        self._due: list[Due] = []
+        self._at_end: list[Callable[[], object]] = []
         self._pipe = os.pipe()  # nothing is ever written to it: the selector says that it is ready
         self.add_reader(self._pipe[0], self._end_turn)
         self._turns.last = self._turns.get_key(self._pipe[0])
@@ -64,19 +45,17 @@ class EventLoop(asyncio.SelectorEventLoop):
 
     time = staticmethod(time.monotonic)  # as in the base class, without a call in between
 
-    def at_turn_end(self, callback: Callable[[], object]) -> Due:
+    def at_turn_end(self, callback: Callable[[], object]) -> None:
         """Runs `callback` once all that is ready now was handed out."""
-        due = Due(callback)
-        if not (self._due or self._turns.is_in_turn):  # a timer called, say
+        if not (self._at_end or self._turns.is_in_turn):  # a timer asks, say
             self.call_soon(self._end_turn)
-        self._due.append(due)
-        return due
+        self._at_end.append(callback)
 
     def _end_turn(self) -> None:
         self._turns.is_in_turn = False
-        due, self._due = self._due, []
-        for one in due:
-            one.run()
+        callbacks, self._at_end = self._at_end, []
+        for callback in callbacks:
+            callback()
 
     def close(self) -> None:
         if not self.is_closed():

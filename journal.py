@@ -214,7 +214,7 @@ class Journal:
 
     def give_back(self) -> None:
         """Lets another process have the journal, unless this one has dispatched from it."""
-        if not self.has_dispatched and not self._live:
+        if self._epoch is None and not self._live:
             self.close()
 
     def close(self) -> None:
@@ -409,9 +409,8 @@ class Journal:
         with self._transaction as database:
             if epoch is None and any(isinstance(fact, Dispatched) for fact in facts):
                 epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
-            size = sum([self._insert(database, fact, epoch or 0) for fact in facts])
-            if self._doubts or any(isinstance(fact, Doubted) for fact in facts):
-                self._close_doubts(database, facts)
+            doubted = {*self._doubts}
+            size = sum([self._insert(database, fact, epoch or 0, doubted) for fact in facts])
         self._wal_inode = self._wal_inode or inode_of(self._files.wal)
         if epoch is not None:
             self._epoch = self._newest_epoch = epoch
@@ -434,8 +433,11 @@ class Journal:
         reportrows.forget_delivered(database)
         return epoch
 
-    def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int) -> int:
-        """Writes a fact; how many bytes of arguments, answers and the like are in it."""
+    def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int, doubted: set[int]) -> int:
+        """Writes a fact; how many bytes of arguments, answers and the like are in it.
+
+        `doubted` has the ids of all attempts that are on record as in doubt.
+        """
         payload: bytes | None = None
         match fact:
             case Dispatched(entry):
@@ -457,7 +459,10 @@ class Journal:
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (entry.id, status, at_ms, state, task_id, result, error),
                 )
+                if entry.id in doubted:  # an answer has come after all
+                    database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
             case Doubted(entry, cause, at_ms):
+                doubted.add(entry.id)
                 self._insert_doubt(database, entry.id, cause, at_ms)
             case Forked(fork, at_ms):
                 database.execute(
@@ -488,13 +493,6 @@ class Journal:
             case _:
                 assert_never(fact)
         return 0 if payload is None else len(payload)
-
-    def _close_doubts(self, database: sqlite3.Connection, facts: Sequence[Fact]) -> None:
-        """Puts on record that answers have come after all."""
-        doubted = {*self._doubts, *(fact.entry.id for fact in facts if isinstance(fact, Doubted))}
-        for fact in facts if doubted else ():
-            if isinstance(fact, Answered) and fact.entry.id in doubted:
-                database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (fact.entry.id,))
 
     def _insert_doubt(self, database: sqlite3.Connection, dispatch: int, cause: Cause, at_ms: int) -> None:
         # A call can become doubtful twice, first cancelled and then lost with its upstream: the first cause stands.

@@ -114,7 +114,7 @@ class Relay:
     def is_idle(self) -> bool:
         """Whether every call that somebody waits for is answered, and all is on disk and on its way."""
         is_written = self._is_upstream_gone or not self._to_upstream.queued_bytes
-        return is_written and not self._turn and not (self._calls is not None and self._calls.are_expected)
+        return is_written and not self._turn.is_due and not (self._calls is not None and self._calls.are_expected)
 
     @property
     def has_open_requests(self) -> bool:
@@ -136,7 +136,7 @@ class Relay:
         for line in lines:
             if not line.isspace():
                 self._read_downstream(line)
-        if not self._turn:  # at its end that is said anyway
+        if not self._turn.is_due:  # at its end that is said anyway
             self._on_change()
 
     def from_upstream(self, lines: Iterable[bytes]) -> None:
@@ -144,7 +144,7 @@ class Relay:
         for line in lines:
             if not line.isspace():
                 self._read_upstream(line)
-        if not self._turn:
+        if not self._turn.is_due:
             self._on_change()
 
     def when_written(self) -> None:
@@ -343,7 +343,7 @@ class Relay:
         elif read.objects > 1 and (self._follows_all or any(self._is_for_us(answer) for answer in read.answers)):
             for piece in wire.parts(line):  # each waits for its own row, and the others need not wait
                 self._read_upstream(piece)
-        elif not self._refuses(read) and not self._takes(read):
+        elif not (self._follows_all and (self._refuses(read) or self._takes(read))):
             answers = tuple(map(self._meant, read.answers))
             self._read_answers(self._named(line, answers), answers)
 

@@ -210,7 +210,7 @@ class Writer:
         self._is_enlarged = False
         self._is_closed = False
         # Linux tells it of pipes; asked the same, other descriptors and systems tell what there is for *us* to read.
-        self._is_asked_for_unread = sys.platform.startswith("linux") and stat.S_ISFIFO(os.fstat(fd).st_mode)
+        self.tells_unread = sys.platform.startswith("linux") and stat.S_ISFIFO(os.fstat(fd).st_mode)
         self.queued_bytes = 0
         self.taken_bytes = 0
         self.is_broken = False
@@ -235,11 +235,6 @@ class Writer:
             self._queue.append(memoryview(line)[taken:])
             self.queued_bytes += len(line) - taken
 
-    @property
-    def tells_unread(self) -> bool:
-        """Whether the system tells how much the reader has not read."""
-        return self._is_asked_for_unread and not self._is_closed
-
     def unread_bytes(self) -> int | None:
         """How much of `taken_bytes` the reader has not read; None where the system does not tell."""
         return _readable_bytes(self._fd) if self.tells_unread else None
@@ -255,7 +250,7 @@ class Writer:
     def close(self) -> None:
         """Closes the descriptor; what is queued is dropped."""
         if not self._is_closed:
-            self._is_closed = True
+            self._is_closed, self.tells_unread = True, False
             self._drop()
             self._on_broken = self._on_drained = _ignore
             os.close(self._fd)

@@ -53,7 +53,7 @@ class Tasks:
             _log.warning("what upstream said of a task was not recorded: %s", error)
             return False
         finally:
-            if not self._turn:  # nothing is on its way to disk
+            if not self._turn.is_due:  # nothing is on its way to disk
                 self._journal.give_back()
 
     def _entry(self, request: wire.Message) -> Entry | None:

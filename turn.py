@@ -57,7 +57,7 @@ class Scheduler(Protocol):
     def time(self) -> float:
         """Seconds on a clock that never goes back."""
 
-    def at_turn_end(self, callback: Callable[[], None], /) -> Handle:
+    def at_turn_end(self, callback: Callable[[], None], /) -> None:
         """Runs `callback` once all that is ready now was handed out."""
 
     def call_later(self, delay: float, callback: Callable[[], None], /) -> Handle:
@@ -249,13 +249,10 @@ class Turn:
         self._leaving: list[int] = []  # dispatches whose answers are written by the end of this turn
         self._unread: list[int] = []  # their answers were written, and are not read yet
         self._read: list[int] = []  # their answers were read; the next commit says so
-        self._due: Handle | None = None
+        self.is_due = False  # whether anything waits for the disk or for the end of the turn
+        self._retry: Handle | None = None  # another program holds the database
         self.owes_replies = False  # lines of our own making may be stuck on their way down
         self.is_crashing = False  # at mid_upstream: what upstream says now must not be read
-
-    def __bool__(self) -> bool:
-        """Whether anything waits for the disk or for the end of the turn."""
-        return self._due is not None
 
     def waiting_bytes(self, lane: Lane) -> int:
         """The size of the lines for one direction that wait for the disk."""
@@ -270,8 +267,9 @@ class Turn:
         """
         held = _Held(lane.hold(), facts, when_on_disk, when_refused, self._loop.time() + WAIT_S, lane, size)
         self._held.append(held)
-        if self._due is None:
-            self._due = self._loop.at_turn_end(self.end)
+        if not self.is_due:
+            self.is_due = True
+            self._loop.at_turn_end(self.end)
         return held.slot
 
     def record(self, facts: Sequence[Fact]) -> None:
@@ -323,13 +321,15 @@ class Turn:
 
     def withdraw(self, entry: Entry) -> None:
         """Takes back the facts about a call that is not to be dispatched any more; their places stay empty."""
-        self._held = [held for held in self._held if not held.speaks_of((entry.id,))]
+        if self._held:
+            self._held = [held for held in self._held if not held.speaks_of((entry.id,))]
 
     def end(self) -> None:
-        """Commits what became ready, then lets out what waited for it."""
-        if self._due is not None:
-            self._due.cancel()
-            self._due = None
+        """Commits what became ready, then lets out what waited for it. To be called early, or in vain, does no harm."""
+        self.is_due = False
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
         self._commit()
         self.up.flush()
         self.down.flush()
@@ -377,7 +377,8 @@ class Turn:
         refused = {fact.entry.id for held in late for fact in held.facts if isinstance(fact, Dispatched)}
         self._held = [held for held in kept if not held.speaks_of(refused)]  # never dispatched, so without any facts
         if self._held:
-            self._due = self._loop.call_later(RETRY_S, self.end)
+            self.is_due = True
+            self._retry = self._loop.call_later(RETRY_S, self.end)
 
     def _tidy(self) -> None:
         """The journal's housekeeping, once what waited for the commit is on its way."""
@@ -392,7 +393,7 @@ class Turn:
 
     def when_written(self) -> None:
         """To be called when a sink may have taken all that was queued."""
-        if not self._to_downstream.queued_bytes and self._due is None:
+        if not self._to_downstream.queued_bytes and not self.is_due:
             self.owes_replies = False
         if self._drill is not None and self.is_crashing and not self._to_upstream.queued_bytes:
             self._drill.kill()  # at mid_upstream: the call has left us whole

@@ -181,6 +181,8 @@ class Workflows:
         Pins in order show it in time, at the place where the histories part. Who starts us may have named the branch.
         """
         family, entry = progress.family, place.entry
+        if len(family.members) == 1:
+            return None
         is_named = progress.branch != family.root and progress.branch == self._journal.workflow_id
         if is_named or (entry is not None and entry.status not in VOID):
             return None

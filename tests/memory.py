@@ -64,8 +64,8 @@ class FakeLoop:
     def time(self) -> float:
         return self.now
 
-    def at_turn_end(self, callback: Callable[[], None]) -> Timer:
-        return self.call_later(0, callback)
+    def at_turn_end(self, callback: Callable[[], None]) -> None:
+        self.call_later(0, callback)
 
     def call_later(self, delay: float, callback: Callable[[], None]) -> Timer:
         self._timers.append(Timer(self.now + delay, callback))
