@@ -38,7 +38,7 @@ from storage import (
     Inode,
     JournalError,
     Lock,
-    are_in_place,
+    OpenFile,
     connect,
     connect_owner,
     inode_of,
@@ -78,7 +78,7 @@ class Journal:
         self.workflow_id = workflow_id or storable(files.typed)  # until the file says otherwise
         self._lock = Lock(files.lock)
         self._inode: Inode | None = inode_of(files.path) if exists else None
-        self._wal_inode: Inode | None = None
+        self._log: OpenFile | None = None  # SQLite makes it when it needs it
         self._database: sqlite3.Connection | None = None
         self._records: Records | None = None
         self._reading = _Reading(self)
@@ -210,7 +210,10 @@ class Journal:
         self._next_id = records.last_id() + 1
         self._left_open = records.left_open()
         self._doubts = {entry.id: entry for entry in (*records.open_doubts(), *self._left_open)}
-        self._wal_inode = inode_of(self._files.wal)
+        self._watch_log()
+
+    def _watch_log(self) -> None:
+        self._log = OpenFile(self._files.wal) if inode_of(self._files.wal) is not None else None
 
     def give_back(self) -> None:
         """Lets another process have the journal, unless this one has dispatched from it."""
@@ -411,7 +414,8 @@ class Journal:
                 epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
             doubted = {*self._doubts}
             size = sum([self._insert(database, fact, epoch or 0, doubted) for fact in facts])
-        self._wal_inode = self._wal_inode or inode_of(self._files.wal)
+        if self._log is None:
+            self._watch_log()
         if epoch is not None:
             self._epoch = self._newest_epoch = epoch
         self._new_pages += _PAGES_PER_COMMIT + (size + _FACT_BYTES * len(facts)) // _PAGE_BYTES
@@ -556,8 +560,12 @@ class Journal:
 
     def _check_files(self) -> None:
         """Commits to files that were moved, deleted or replaced would be acknowledged and lost."""
-        files, lock = self._files, self._lock
-        if not are_in_place((files.path, self._inode), (files.wal, self._wal_inode), (lock.path, lock.inode)):
+        intact = (
+            inode_of(self._files.path) == self._inode
+            and (self._log is None or self._log.is_in_place())
+            and self._lock.is_held()
+        )
+        if not intact:
             raise self._failed(
                 f"journal {self.path}: it was moved, deleted or replaced while in use; put it back and start again"
             )

@@ -10,6 +10,7 @@ import os
 import re
 import sqlite3
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -52,7 +53,7 @@ from states import (
     TaskEnded,
     UpstreamStarted,
 )
-from storage import APPLICATION_ID, FORMAT, Files, JournalError, Lock
+from storage import APPLICATION_ID, FORMAT, Files, JournalError, Lock, OpenFile
 
 PAGE: Final = 4096
 OUTCOME: Final = "INSERT INTO outcomes (dispatch, status, completed_at, result, error) VALUES "
@@ -1166,6 +1167,41 @@ def test_a_file_that_is_not_what_it_was_is_noticed_before_anything_is_acknowledg
         assert found.status is Status.COMPLETED
     journal.close()
     assert files_of(folder) == after
+
+
+@pytest.mark.parametrize("how", [delete, move, replace_by_a_copy, replace_by_an_empty_file])
+@pytest.mark.parametrize("is_name_told", [True, False])
+def test_an_open_file_is_in_place_until_its_name_is_not_its_own(
+    is_name_told: bool, how: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_name_told:  # as on macOS
+        monkeypatch.setattr(storage, "_link_to", lambda path: None)
+    path = tmp_path / "a name \udcff\n (deleted)"
+    with path.open("wb"):
+        opened = OpenFile(str(path))
+        assert opened.is_in_place()
+        path.write_bytes(b"changed")
+        assert opened.is_in_place()
+        how(path)
+        assert not opened.is_in_place()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the names of descriptors")
+def test_no_commit_stats_the_log_which_would_slow_down_its_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    look = os.stat
+
+    def watched(path: str) -> os.stat_result:
+        asked.append(path)
+        return look(path)
+
+    with owned(path) as journal:
+        completed(journal, 1)
+        monkeypatch.setattr(os, "stat", watched)
+        completed(journal, 2)
+        monkeypatch.undo()
+    assert asked
+    assert f"{path}-wal" not in asked
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
