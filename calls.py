@@ -536,8 +536,8 @@ class Calls:
     def _conclude(self, flight: _Flight, fact: Answered | Doubted) -> list[Fact]:
         """What goes on disk when it is known what became of a call; nothing changes it after that."""
         flight.fact = fact
-        if isinstance(fact, Answered):
-            self._turn.withdraw(flight.entry)  # a cancel that waits is too late: nothing is doubtful any more
+        if isinstance(fact, Answered) and flight.is_given_up:
+            self._turn.withdraw(flight.entry)  # the doubt, if it still waits: nothing is doubtful any more
         if self._reports is None:
             return [fact]
         first = flight.first
