@@ -8,7 +8,6 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import wire
@@ -46,19 +45,30 @@ MAX_CALL_ID: Final = 200  # characters
 _OTHER_SHAPE: Final = "its answer on record is of another shape"
 
 
-@dataclass(slots=True, eq=False)
 class _Request:
     """A `tools/call` of downstream's that has had no answer."""
 
-    line: bytes
-    message: wire.Message
-    id: wire.Id
-    call: wire.ToolCall
-    pin: Pin
-    call_id: str | None  # its host's own id of it
-    read_at: float
-    is_read_only: bool = False  # as its server says
-    flight: "_Flight | None" = None  # what it waits for, once its place is known
+    __slots__ = ("call", "call_id", "flight", "id", "is_read_only", "line", "message", "pin", "read_at")
+
+    def __init__(
+        self,
+        line: bytes,
+        message: wire.Message,
+        request_id: wire.Id,
+        call: wire.ToolCall,
+        pin: Pin,
+        call_id: str | None,
+        read_at: float,
+    ) -> None:
+        self.line = line
+        self.message = message
+        self.id = request_id
+        self.call = call
+        self.pin = pin
+        self.call_id = call_id  # its host's own id of it
+        self.read_at = read_at
+        self.is_read_only = False  # as its server says
+        self.flight: _Flight | None = None  # what it waits for, once its place is known
 
     @property
     def deadline(self) -> float:
@@ -66,22 +76,24 @@ class _Request:
         return self.read_at + WAIT_S
 
 
-@dataclass(slots=True, eq=False)
 class _Flight:
     """One dispatched call, and the requests that wait for its answer.
 
     It is in flight until upstream has answered or is gone, whatever downstream was told: after a cancel, nobody waits.
     """
 
-    entry: Entry
-    first: _Request  # the one whose line goes upstream, so that upstream knows its id
-    slot: Slot  # of that line
-    requests: list[_Request]
-    fork: Fork | None = None  # the branch that begins with it
-    left_at: float | None = None  # for upstream
-    timer: Handle | None = None  # for how long it may take
-    answer: wire.Answer | None = None  # upstream's first word on it
-    fact: Answered | Doubted | None = None  # what became of it, on its way to disk
+    __slots__ = ("answer", "entry", "fact", "first", "fork", "left_at", "requests", "slot", "timer")
+
+    def __init__(self, entry: Entry, first: _Request, slot: Slot, fork: Fork | None) -> None:
+        self.entry = entry
+        self.first = first  # the one whose line goes upstream, so that upstream knows its id
+        self.slot = slot  # of that line
+        self.requests = [first]
+        self.fork = fork  # the branch that begins with it
+        self.left_at: float | None = None  # for upstream
+        self.timer: Handle | None = None  # for how long it may take
+        self.answer: wire.Answer | None = None  # upstream's first word on it
+        self.fact: Answered | Doubted | None = None  # what became of it, on its way to disk
 
     @property
     def is_given_up(self) -> bool:
@@ -347,7 +359,7 @@ class Calls:
                 request.line = b""  # it may be large, and its answer far away
 
         slot = self._turn.hold(self._turn.up, facts, len(request.line), leave, refuse)
-        flight = request.flight = self._flights[request.id] = _Flight(entry, request, slot, [request], fork)
+        flight = request.flight = self._flights[request.id] = _Flight(entry, request, slot, fork)
         if fork is not None:
             self._beginning = flight
         if self._settings.call_timeout_s is not None:

@@ -6,7 +6,6 @@ module knows the order: what is certain comes before what is guessed.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from enum import StrEnum
 from heapq import merge
 from itertools import chain
@@ -94,7 +93,6 @@ class OnRecord(Protocol):
         """The places of a call that ever gave a state, the last to do so first."""
 
 
-@dataclass(slots=True)
 class Progress:
     """How far this process is in one root workflow.
 
@@ -102,16 +100,17 @@ class Progress:
     leaves nothing behind to be undone. Changed only by the methods.
     """
 
-    family: Family
-    branch: str  # the current one
-    unpinned: Unpinned = Unpinned.NEW
-    reached: int = 0  # the highest place of this history that was replayed, or whose row is on disk
-    cursor: int = 0  # for `ordered`: the last place that an unpinned call took
-    left: dict[tuple[str, int], str] = field(default_factory=dict)  # for `ordered`: free for a call of this signature
-    used: set[tuple[str, int]] = field(default_factory=set)  # places that other calls took; not needed for `new`
-    matched: dict[str, int] = field(default_factory=dict)  # for `matched`: by signature, the last place that was used
-    parted: set[tuple[str, int]] = field(default_factory=set)  # places that branches do not share, of those that count
-    bound: dict[str, Bound] = field(default_factory=dict)  # host ids that were answered from another's row
+    def __init__(self, family: Family, branch: str, unpinned: Unpinned = Unpinned.NEW) -> None:
+        self.family = family
+        self.branch = branch  # the current one
+        self.unpinned = unpinned
+        self.reached = 0  # the highest place of this history that was replayed, or whose row is on disk
+        self.cursor = 0  # for `ordered`: the last place that an unpinned call took
+        self.left: dict[tuple[str, int], str] = {}  # for `ordered`: free for a call of this signature
+        self.used: set[tuple[str, int]] = set()  # places that other calls took; not needed for `new`
+        self.matched: dict[str, int] = {}  # for `matched`: by signature, the last place that was used
+        self.parted: set[tuple[str, int]] = set()  # places that branches do not share, of those that count
+        self.bound: dict[str, Bound] = {}  # host ids that were answered from another's row
 
     def sees(self, place: tuple[str, int]) -> bool:
         """Whether a place is part of the current branch's history."""

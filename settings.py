@@ -1,14 +1,13 @@
 """What the command line says of how to relay, as values."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import wire
 from locate import Unpinned
 from states import Entry
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(NamedTuple):
     """How to relay. An empty name or version leaves upstream's own."""
 
     name: str = "checkpoint"
