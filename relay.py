@@ -101,13 +101,16 @@ class Relay:
         """Whether there is room for more from downstream; our own replies count as much as upstream's slowness."""
         if self._turn.owes_replies and self._to_downstream.queued_bytes > HIGH_WATER_BYTES:
             return False
-        waiting = self._turn.waiting_bytes(self._up) + (self._calls.queued_bytes if self._calls is not None else 0)
+        waiting = self._turn.waiting_bytes(self._up) if self._turn.is_due else 0
+        if self._calls is not None:
+            waiting += self._calls.queued_bytes
         return waiting <= HIGH_WATER_BYTES and self._to_upstream.queued_bytes <= HIGH_WATER_BYTES
 
     @property
     def may_read_upstream(self) -> bool:
         """Whether there is room for more from upstream."""
-        is_full = max(self._to_downstream.queued_bytes, self._turn.waiting_bytes(self._down)) > HIGH_WATER_BYTES
+        waiting = self._turn.waiting_bytes(self._down) if self._turn.is_due else 0
+        is_full = max(self._to_downstream.queued_bytes, waiting) > HIGH_WATER_BYTES
         return not (is_full or self._turn.is_crashing)
 
     @property

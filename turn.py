@@ -256,7 +256,7 @@ class Turn:
 
     def waiting_bytes(self, lane: Lane) -> int:
         """The size of the lines for one direction that wait for the disk."""
-        return sum(held.size for held in self._held if held.lane is lane) if self._held else 0
+        return sum(held.size for held in self._held if held.lane is lane)
 
     def hold(
         self, lane: Lane, facts: Sequence[Fact], size: int, when_on_disk: WhenOnDisk, when_refused: WhenRefused

@@ -13,7 +13,10 @@ from eventloop import EventLoop
 
 @pytest.fixture
 def loop() -> Iterator[EventLoop]:
+    """A loop that has been asked before."""
     loop = EventLoop()
+    loop.at_turn_end(loop.stop)
+    run_until_stopped(loop)
     yield loop
     loop.close()
 
@@ -68,9 +71,12 @@ def test_what_a_timer_asks_for_comes_too(loop: EventLoop) -> None:
     run_until_stopped(loop)
 
 
-def test_what_is_asked_for_before_the_loop_runs_comes_too(loop: EventLoop) -> None:
-    loop.at_turn_end(loop.stop)
-    run_until_stopped(loop)
+def test_who_asks_first_waits_no_longer_than_until_the_next_turn() -> None:
+    loop = EventLoop()
+    with ExitStack() as stack:
+        ready_pipes(loop, stack, partial(loop.at_turn_end, loop.stop))
+        run_until_stopped(loop)
+    loop.close()
 
 
 def test_what_is_asked_for_at_the_end_of_a_turn_waits_for_the_next(loop: EventLoop) -> None:
@@ -96,5 +102,7 @@ def test_an_error_at_the_end_of_a_turn_is_told(loop: EventLoop) -> None:
 def test_nothing_is_left_open() -> None:
     before = set(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"))
     with asyncio.Runner(loop_factory=EventLoop) as runner:
-        assert isinstance(runner.get_loop(), EventLoop)
+        loop = runner.get_loop()
+        assert isinstance(loop, EventLoop)
+        loop.at_turn_end(lambda: None)
     assert set(os.listdir("/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd")) == before
