@@ -766,11 +766,9 @@ def with_value(result: bytes, key: str, value: str | None) -> bytes:
 def with_identity(result: bytes, name: str, version: str, *, is_handshake: bool) -> bytes:
     """A result with our name and version in place of upstream's, all other bytes kept; an empty one keeps upstream's.
 
-    Gives `result` itself where there is nothing to replace.
+    Gives `result` itself where there is nothing to replace, which `may_name_server` says faster.
     `is_handshake`: it answers `initialize` or `server/discover`, whose result names the server at its top.
     """
-    if b"erverInfo" not in result and b"\\u" not in result:
-        return result
     text = _decode(result)
     infos: list[int] = []
     for key, (_, start, _) in _object_at(text, 0):
@@ -783,6 +781,20 @@ def with_identity(result: bytes, name: str, version: str, *, is_handshake: bool)
     for key, start, end in reversed(spans):
         text = text[:start] + json.dumps(ours[key]) + text[end:]
     return _encode(text) if spans else result
+
+
+# Words that may be written with escapes: `\u00` and two digits, as their letters are ASCII, and `\/`. One byte is found
+# a hundred times as fast as several, so a backslash is looked for first.
+
+
+def may_greet(line: bytes) -> bool:
+    """Whether a line could be a request of `initialize` or `server/discover`, which name the server in their answer."""
+    return b'"initialize"' in line or b'discover"' in line or (b"\\" in line and b"\\u00" in line)
+
+
+def may_name_server(line: bytes) -> bool:
+    """Whether a line could hold a member `serverInfo` or META_SERVER_INFO."""
+    return b'serverInfo"' in line or (b"\\" in line and b"\\u00" in line)
 
 
 def _object_at(text: str, index: int) -> _Object:

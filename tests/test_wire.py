@@ -1007,6 +1007,22 @@ def test_our_name_stands_where_upstream_s_stood(result: str, handshake: str | No
         assert wire.with_identity(given, "", "", is_handshake=is_handshake) is given
 
 
+@prop
+@given(st.sampled_from(["initialize", "server/discover", "serverInfo", SERVER_INFO]), seeds, st.binary(max_size=4))
+def test_no_spelling_of_what_names_a_server_is_missed(word: str, chance: Random, noise: bytes) -> None:
+    may_hold = wire.may_name_server if word.endswith("serverInfo") else wire.may_greet
+    for _ in range(20):
+        written = spell(word, chance)
+        assert json.loads(written) == word
+        assert may_hold(noise + written.encode() + noise)
+
+
+@pytest.mark.parametrize("may_hold", [wire.may_greet, wire.may_name_server])
+def test_few_other_lines_look_as_if_they_named_a_server(may_hold: Any) -> None:
+    for text in ("notifications/initialized", "serverInformation", "C:\\new\\under", "\\u4e2d", "a\nb"):
+        assert not may_hold(f'{{"method":"x","params":{{"text":"{text}"}}}}'.encode())
+
+
 def test_an_empty_name_or_version_leaves_upstream_s_own() -> None:
     result = b'{"serverInfo":{"name":"a","version":"b"},"x":"\xff"}'
     assert wire.with_identity(result, "N", "", is_handshake=True) == result.replace(b'"a"', b'"N"')
