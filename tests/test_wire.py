@@ -714,15 +714,48 @@ def test_the_tool_is_part_of_the_signature_and_the_rest_of_the_request_is_not() 
     ("arguments", "text"),
     [
         ("{}", "{}"),
-        ('{"b":[true,null,"é\\u0000"],"a":-0}', '{"a":0,"b":[true,null,"\\u00e9\\u0000"]}'),
+        ('{"b":[true,null,"é\\u0000"],"a":-0}', '{"a":0,"b":[true,null,"é\\u0000"]}'),
         ('{"a":1.50,"b":1e700}', '{"a":[NaN,"15e-1"],"b":[NaN,"1e700"]}'),
         ('{"b":1,"a":{"y":1,"x":2,"x":3}}', '{"a":[Infinity,"x",2,"x",3,"y",1],"b":1}'),
+        ('{"a":"\\ud83d","b":"\\ud83d\\ude00"}', '{"a":"\ud83d","b":"\U0001f600"}'),
     ],
 )
 def test_the_form_that_is_hashed_never_changes(arguments: str, text: str) -> None:
     """Journals hold these digests: another form would make every row on disk diverge."""
     assert wire.canonical(wire.parse(arguments.encode())) == text
-    assert accepted_call(call(arguments)).signature == hashlib.sha256(f'["t",{text}]'.encode()).hexdigest()
+    assert accepted_call(call(arguments)).signature == sha256(f'["t",{text}]')
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@pytest.mark.parametrize("mark", ["x", "é", "\U0001f600", "\ud83d", "\n"])
+@pytest.mark.parametrize("over", [0, 1, 1_000_000])
+def test_a_long_text_is_hashed_apart(mark: str, over: int) -> None:
+    text = mark * (4096 + over)
+    given = {"z": 1, "long": text, "a": {"long": text}, "b": [text]}
+    stands = [float("-inf"), sha256(text)] if over else text
+    form = json.dumps({**given, "long": stands}, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    assert wire.signature("t", given) == sha256(f'["t",{form}]')
+    assert given["long"] is text
+    assert accepted_call(call(json.dumps(given))).signature == wire.signature("t", given)
+
+
+def test_long_texts_are_told_apart_and_from_all_else() -> None:
+    text = "é" * 5000
+    digest = sha256(text)
+    forms = [
+        *({"a": text}, {"b": text}, {"a": text + "\0"}, {"a": "e\u0301" * 5000}, {"a": text, "b": text}),
+        *({"a": "\ud83d\ude00" * 5000}, {"a": "\U0001f600" * 5000}, {"a": "\ude00\ud83d" * 5000}),
+        *({"a": digest}, {"a": [digest]}, {"a": ["-Infinity", digest]}, {"a": [None, digest]}, {"a": [text]}),
+    ]
+    assert len({wire.signature("t", form) for form in forms}) == len(forms)
+    assert accepted_call(call(json.dumps({"a": text}))).signature == accepted_call(call(f'{{"a":"{text}"}}')).signature
+    twice = [
+        accepted_call(call(f'{{"a":{one},"a":{other}}}')) for one, other in ((f'"{text}"', "1"), ("1", f'"{text}"'))
+    ]
+    assert twice[0].signature != twice[1].signature
 
 
 def test_a_million_digits_are_compared_as_digits() -> None:
