@@ -13,12 +13,16 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import accumulate
 from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # the types lack the first
 from json.scanner import make_scanner
 from operator import methodcaller
 from types import NoneType
-from typing import Any, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
 
 # Source: https://www.jsonrpc.org/specification#error_object
 PARSE_ERROR: Final = -32700
@@ -288,8 +292,10 @@ def _members(text: str, index: int, scan: _Scan, walked: str = "") -> tuple[_Obj
     """
     members = _Object()
     found = _first_member(text, index)
-    while found and found[1]:
+    while found:
         key, start = found[2], found.end()
+        if key is None and found[1] is None:
+            return members, start
         if key is None:  # it holds an escape, or what only some parsers take
             key, _ = scan(text, found.start(1))
         value: Any
@@ -304,9 +310,7 @@ def _members(text: str, index: int, scan: _Scan, walked: str = "") -> tuple[_Obj
                 value, end = TOO_DEEP, _skip(text, start)
         members.append((key, (value, start, end)))
         found = _next_member(text, end)
-    if found is None:
-        raise ValueError("neither member nor end")
-    return members, found.end()
+    raise ValueError("neither member nor end")
 
 
 def _collect(text: str, index: int, scan: _Scan, objects: list[_Object], walked: str = "") -> int:
@@ -429,10 +433,15 @@ def signature(tool: str, arguments: Any) -> str:
     return _sha256(canonical([tool, {} if arguments is None else arguments]))
 
 
-def _sha256(text: str) -> str:
+@cache
+def _new_sha256() -> "HASH":
     import hashlib  # the session server never gets here, and its clients wait for its start
 
-    digest = hashlib.sha256()
+    return hashlib.sha256()
+
+
+def _sha256(text: str) -> str:
+    digest = _new_sha256().copy()  # OpenSSL looks the algorithm up for each one that is no copy
     for start in range(0, len(text), _HASHED_AT_ONCE):  # a long one need not be in memory twice
         digest.update(text[start : start + _HASHED_AT_ONCE].encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
@@ -475,10 +484,12 @@ def _begin_of(text: str, is_first: bool) -> int:
 def _read_message(line: bytes, text: str, members: _Object) -> Message:
     """What one object is. Raises WireError for one that must not go upstream."""
     fields = dict(members)
-    if _has_doubtful_keys(members, fields, _ENVELOPE):
-        _, id_bytes = _read_id(line, text, _spelt(members, "id"))
+    is_plain = len(fields) == len(members) and fields.keys() <= _ENVELOPE
+    if not is_plain and _has_doubtful_keys(members, _ENVELOPE):
+        _, id_bytes = _read_id(line, text, members)
         raise _refused(INVALID_REQUEST, "Invalid request: a member of the envelope is repeated or misspelt", id_bytes)
-    identity, id_bytes = _read_id(line, text, [fields["id"]] if "id" in fields else [])
+    identity = _identity(fields.get("id", _ABSENT)[0])
+    id_bytes = _span(line, text, fields["id"]) if identity else b"null"
     method, params = fields.get("method", _ABSENT)[0], fields.get("params", _ABSENT)[0]
     if not isinstance(method, str):
         method = None
@@ -510,7 +521,7 @@ def _read_array(line: bytes, text: str, objects: list[_Object]) -> Message:
             return Message(batch=batch)
     why = "Invalid request: a tools/call must be a line of its own"
     requests = [members for members in objects if _spelt(members, "method") and _spelt(members, "id")]
-    replies = [_error(_read_id(line, text, _spelt(members, "id"))[1], INVALID_REQUEST, why) for members in requests]
+    replies = [_error(_read_id(line, text, members)[1], INVALID_REQUEST, why) for members in requests]
     raise WireError("an array with a tools/call was refused", b"[%b]\n" % b",".join(replies) if replies else None)
 
 
@@ -541,7 +552,8 @@ def _read_call(
     params = fields.get("params", _ABSENT)[0]
     if not isinstance(params, _Object):
         raise refuse(INVALID_PARAMS, "Invalid params: params must be an object")
-    if _has_doubtful_keys(params, param, _CALL_PARAMS):
+    is_plain = len(param) == len(params) and param.keys() <= _CALL_PARAMS
+    if not is_plain and _has_doubtful_keys(params, _CALL_PARAMS):
         raise refuse(INVALID_REQUEST, "Invalid request: a member of params is repeated or misspelt")
     name, arguments = param.get("name", _ABSENT)[0], param.get("arguments", _ABSENT)[0]
     meta = param["_meta"][0] if "_meta" in param else {}
@@ -567,14 +579,15 @@ def _read_call(
     )
 
 
-def _has_doubtful_keys(members: _Object, fields: Mapping[str, _Field], names: frozenset[str]) -> bool:
+def _has_doubtful_keys(members: _Object, names: frozenset[str]) -> bool:
     """Whether two parsers could read one of `names` differently: Go matches keys regardless of case, C ends them at a
-    NUL, and the last of two equal keys wins in some parsers, the first in others. `fields` are the members by key."""
-    # Each name may be there once, in its own spelling. Most objects have no other keys, which is quick to see.
-    if len(fields) == len(members) and fields.keys() <= names:
-        return False
-    spellings = [key.partition("\0")[0].casefold() for key, _ in members]
-    return any(spellings.count(name.casefold()) > (name in fields) for name in names)
+    NUL, and the last of two equal keys wins in some parsers, the first in others.
+
+    Not so where each key is one of `names` and there once, which most objects are, and which is quick to see.
+    """
+    keys = [key for key, _ in members]
+    spellings = [key.partition("\0")[0].casefold() for key in keys]
+    return any(spellings.count(name.casefold()) > (name in keys) for name in names)
 
 
 def _spelt(members: _Object, name: str) -> list[_Field]:
@@ -582,8 +595,9 @@ def _spelt(members: _Object, name: str) -> list[_Field]:
     return [field for key, field in members if key == name or key.casefold() == name]
 
 
-def _read_id(line: bytes, text: str, fields: list[_Field]) -> tuple[Id | None, bytes]:
-    """The id and its bytes of an object with these; None and null unless it is one, and a string or a number."""
+def _read_id(line: bytes, text: str, members: _Object) -> tuple[Id | None, bytes]:
+    """The `id` and its bytes; None and null unless there is one, and it is a string or a number."""
+    fields = _spelt(members, "id")
     identity = _identity(fields[0][0]) if len(fields) == 1 else None
     return (identity, _span(line, text, fields[0])) if identity else (None, b"null")
 
@@ -644,7 +658,7 @@ def _read_upstream(line: bytes, *, start: int = 0, is_first: bool = False) -> Up
     cancels: list[Id] = []
     for members in objects:
         named = dict(members)
-        if len(named) == len(members) and named.keys() <= _ENVELOPE:
+        if len(named) == len(members) and named.keys() <= _ENVELOPE:  # each once, and in its own spelling
             spelt = [named["id"]] if "id" in named else []
         else:
             spelt = _spelt(members, "id")
@@ -660,7 +674,8 @@ def _read_upstream(line: bytes, *, start: int = 0, is_first: bool = False) -> Up
         if ids and body:
             at = start + (body[1] if text.isascii() else len(_encode(text[: body[1]])))
             span, inner = _span(line, text, body), _inner(text, body)
-            answers += [Answer(identity, is_error, span, inner, at) for identity in ids]
+            for identity in ids:
+                answers.append(Answer(identity, is_error, span, inner, at))
         elif isinstance(method, str):
             methods.append((method, ids[-1] if ids else None))
             if method == CANCELLED:
