@@ -231,7 +231,7 @@ class Relay:
     def _pass_unguarded(self, line: bytes, is_first: bool) -> None:
         """Without a journal a line is only looked at where its answer will name the server, or is reported."""
         message = wire.Message()
-        if self._reports is not None or b"initialize" in line or b"discover" in line or b"\\u" in line:
+        if self._reports is not None or wire.may_greet(line):
             with suppress(wire.WireError):
                 message = wire.read_downstream(line, is_first=is_first)
             is_listing = self._reports is not None and message.method == wire.TOOLS_LIST
@@ -368,7 +368,7 @@ class Relay:
     def _may_concern_us(self, line: bytes) -> bool:
         if self._open or self._follows_all or (self._calls is not None and self._calls.are_under_way):
             return True
-        return bool(self._settings.name or self._settings.version) and (b"erverInfo" in line or b"\\u" in line)
+        return bool(self._settings.name or self._settings.version) and wire.may_name_server(line)
 
     def _refuses(self, read: wire.Upstream) -> bool:
         """Whether a line asks under an id that downstream may still answer to a process that is gone: it is refused."""

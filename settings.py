@@ -23,6 +23,8 @@ class Settings(NamedTuple):
 
     def named(self, result: bytes, *, is_handshake: bool = False) -> bytes:
         """A result with our name for upstream's; itself where upstream names itself nowhere."""
+        if not wire.may_name_server(result):
+            return result
         return wire.with_identity(result, self.name, self.version, is_handshake=is_handshake)
 
     def annotated(self, result: bytes, entry: Entry, *, is_replayed: bool) -> bytes:

@@ -714,15 +714,48 @@ def test_the_tool_is_part_of_the_signature_and_the_rest_of_the_request_is_not() 
     ("arguments", "text"),
     [
         ("{}", "{}"),
-        ('{"b":[true,null,"é\\u0000"],"a":-0}', '{"a":0,"b":[true,null,"\\u00e9\\u0000"]}'),
+        ('{"b":[true,null,"é\\u0000"],"a":-0}', '{"a":0,"b":[true,null,"é\\u0000"]}'),
         ('{"a":1.50,"b":1e700}', '{"a":[NaN,"15e-1"],"b":[NaN,"1e700"]}'),
         ('{"b":1,"a":{"y":1,"x":2,"x":3}}', '{"a":[Infinity,"x",2,"x",3,"y",1],"b":1}'),
+        ('{"a":"\\ud83d","b":"\\ud83d\\ude00"}', '{"a":"\ud83d","b":"\U0001f600"}'),
     ],
 )
 def test_the_form_that_is_hashed_never_changes(arguments: str, text: str) -> None:
     """Journals hold these digests: another form would make every row on disk diverge."""
     assert wire.canonical(wire.parse(arguments.encode())) == text
-    assert accepted_call(call(arguments)).signature == hashlib.sha256(f'["t",{text}]'.encode()).hexdigest()
+    assert accepted_call(call(arguments)).signature == sha256(f'["t",{text}]')
+
+
+def sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+@pytest.mark.parametrize("mark", ["x", "é", "\U0001f600", "\ud83d", "\n"])
+@pytest.mark.parametrize("over", [0, 1, 1_000_000])
+def test_a_long_text_is_hashed_apart(mark: str, over: int) -> None:
+    text = mark * (4096 + over)
+    given = {"z": 1, "long": text, "a": {"long": text}, "b": [text]}
+    stands = [float("-inf"), sha256(text)] if over else text
+    form = json.dumps({**given, "long": stands}, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    assert wire.signature("t", given) == sha256(f'["t",{form}]')
+    assert given["long"] is text
+    assert accepted_call(call(json.dumps(given))).signature == wire.signature("t", given)
+
+
+def test_long_texts_are_told_apart_and_from_all_else() -> None:
+    text = "é" * 5000
+    digest = sha256(text)
+    forms = [
+        *({"a": text}, {"b": text}, {"a": text + "\0"}, {"a": "e\u0301" * 5000}, {"a": text, "b": text}),
+        *({"a": "\ud83d\ude00" * 5000}, {"a": "\U0001f600" * 5000}, {"a": "\ude00\ud83d" * 5000}),
+        *({"a": digest}, {"a": [digest]}, {"a": ["-Infinity", digest]}, {"a": [None, digest]}, {"a": [text]}),
+    ]
+    assert len({wire.signature("t", form) for form in forms}) == len(forms)
+    assert accepted_call(call(json.dumps({"a": text}))).signature == accepted_call(call(f'{{"a":"{text}"}}')).signature
+    twice = [
+        accepted_call(call(f'{{"a":{one},"a":{other}}}')) for one, other in ((f'"{text}"', "1"), ("1", f'"{text}"'))
+    ]
+    assert twice[0].signature != twice[1].signature
 
 
 def test_a_million_digits_are_compared_as_digits() -> None:
@@ -1007,6 +1040,22 @@ def test_our_name_stands_where_upstream_s_stood(result: str, handshake: str | No
         assert wire.with_identity(given, "", "", is_handshake=is_handshake) is given
 
 
+@prop
+@given(st.sampled_from(["initialize", "server/discover", "serverInfo", SERVER_INFO]), seeds, st.binary(max_size=4))
+def test_no_spelling_of_what_names_a_server_is_missed(word: str, chance: Random, noise: bytes) -> None:
+    may_hold = wire.may_name_server if word.endswith("serverInfo") else wire.may_greet
+    for _ in range(20):
+        written = spell(word, chance)
+        assert json.loads(written) == word
+        assert may_hold(noise + written.encode() + noise)
+
+
+@pytest.mark.parametrize("may_hold", [wire.may_greet, wire.may_name_server])
+def test_few_other_lines_look_as_if_they_named_a_server(may_hold: Any) -> None:
+    for text in ("notifications/initialized", "serverInformation", "C:\\new\\under", "\\u4e2d", "a\nb"):
+        assert not may_hold(f'{{"method":"x","params":{{"text":"{text}"}}}}'.encode())
+
+
 def test_an_empty_name_or_version_leaves_upstream_s_own() -> None:
     result = b'{"serverInfo":{"name":"a","version":"b"},"x":"\xff"}'
     assert wire.with_identity(result, "N", "", is_handshake=True) == result.replace(b'"a"', b'"N"')
@@ -1179,11 +1228,23 @@ def test_naming_ourselves_changes_nothing_but_the_named_spans(value: Any, chance
         assert wire.with_identity(text.encode(), "N", "Vé", is_handshake=is_handshake) == expected.encode()
 
 
+@prop
+@given(values, seeds)
+def test_a_short_line_reads_as_it_does_in_a_long_one(value: Any, chance: Random) -> None:
+    """Integers of a short line are read by int() itself."""
+    text = spell(Obj((("v", value), ("n", Num(chance.randrange(-(10**20), 10**20), 0)))), chance)
+    short, long = call(text), call(text, rest=f',"_":"{"x" * 640}"')
+    assert accepted_call(short)._replace(meta={}) == accepted_call(long)._replace(meta={})
+    short, long = (line.replace(b'"params"', b'"result"') for line in (short, long))
+    arguments = [upstream(line).answers[0].members["arguments"] for line in (short, long)]
+    assert repr(arguments[0]) == repr(arguments[1])
+
+
 # ------------------------------------------------------------------------------------------------------------ resources
 
 
 @pytest.mark.parametrize("read_line", [wire.read_downstream, wire.read_upstream])
-@pytest.mark.parametrize(("fill", "copies"), [(b"x", 5), (b"\xc3\xa9", 8)])
+@pytest.mark.parametrize(("fill", "copies"), [(b"x", 4), (b"\xc3\xa9", 3)])
 def test_a_long_line_takes_memory_for_a_few_copies(read_line: Any, fill: bytes, copies: int) -> None:
     line = call(b'{"a":"' + fill * (2_000_000 // len(fill)) + b'"}')
     line = line if read_line is wire.read_downstream else line.replace(b'"params"', b'"result"')
