@@ -4,7 +4,6 @@ A call waits in a queue until its place is known, is in flight from its row to u
 that is on disk. What leaves for a peer goes through the turn, so that nothing overtakes the commit that it waits for.
 """
 
-import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -695,7 +694,7 @@ def _fits(entry: Entry, request: _Request) -> bool:
 
 def _hashed(state: str) -> str:
     """A `requestState` as it is kept: it may hold a server's secrets, and is only ever compared."""
-    return hashlib.sha256(state.encode("utf-8", "surrogatepass")).hexdigest()
+    return wire.sha256(state)
 
 
 def _task_id(members: Mapping[str, Any]) -> str | None:

@@ -412,7 +412,9 @@ class Relay:
             answer = results[start]
             request = self._open.get(answer.id)
             is_handshake = request is not None and request.method in _NAMES_SERVER
-            body = self._settings.named(answer.body, is_handshake=is_handshake)
+            body = answer.body
+            if is_handshake or "_meta" in answer.members:  # nowhere else is a server named, and bodies may be large
+                body = self._settings.named(body, is_handshake=is_handshake)
             if self._calls is not None:
                 body = self._calls.annotated(answer.id, body)
             if body is not answer.body:

@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import accumulate
-from json.encoder import c_make_encoder, encode_basestring  # type: ignore[attr-defined]  # the types lack the first
 from json.scanner import make_scanner
 from operator import methodcaller
 from types import NoneType
@@ -398,11 +397,10 @@ def _plain(number: _Number) -> int | list[Any]:
     return normal if isinstance(normal, int) else [math.nan, normal]
 
 
-_LONG_TEXT: Final = 4096  # characters
+_encoder: Final = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain
+)
 _HASHED_AT_ONCE: Final = 1 << 18  # characters
-
-# JSONEncoder.encode would make the same one anew for each value: sorted keys, none skipped, NaN and Infinity as marks.
-_canonical_pieces: Final = c_make_encoder(None, _plain, encode_basestring, None, ":", ",", True, False, True)
 
 
 def canonical(value: Any) -> str:
@@ -410,7 +408,7 @@ def canonical(value: Any) -> str:
 
     Raises ValueError for an exponent of over 18 digits.
     """
-    return "".join(_canonical_pieces(value, 0))
+    return _encoder.encode(value)
 
 
 def parse(value: bytes) -> Any:
@@ -426,27 +424,19 @@ def parse(value: bytes) -> Any:
 
 
 def signature(tool: str, arguments: Any) -> str:
-    """SHA-256 over tool name and canonical arguments; absent, null and {} are one.
-
-    A long text in the arguments, say a file, stands there by a hash of its own: to write it as JSON would take four
-    times as long as to hash it, and memory for two copies. -Infinity marks it, which no value from downstream holds.
-    """
-    if isinstance(arguments, dict):
-        arguments = arguments.copy()
-        for key, value in arguments.items():
-            if isinstance(value, str) and len(value) > _LONG_TEXT:
-                arguments[key] = [-math.inf, _sha256(value)]
-    return _sha256(canonical([tool, {} if arguments is None else arguments]))
+    """SHA-256 over tool name and canonical arguments; absent, null and {} are one."""
+    return sha256(canonical([tool, {} if arguments is None else arguments]))
 
 
 @cache
 def _new_sha256() -> "HASH":
-    import hashlib  # the session server never gets here, and its clients wait for its start
+    import hashlib  # not before the first call: clients wait for our start
 
     return hashlib.sha256()
 
 
-def _sha256(text: str) -> str:
+def sha256(text: str) -> str:
+    """The SHA-256 of a text in UTF-8, lone surrogates included, hexadecimal."""
     digest = _new_sha256().copy()  # OpenSSL looks the algorithm up for each one that is no copy
     for start in range(0, len(text), _HASHED_AT_ONCE):  # a long one need not be in memory twice
         digest.update(text[start : start + _HASHED_AT_ONCE].encode("utf-8", "surrogatepass"))
