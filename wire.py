@@ -400,6 +400,7 @@ def _plain(number: _Number) -> int | list[Any]:
 _encoder: Final = json.JSONEncoder(
     sort_keys=True, separators=(",", ":"), ensure_ascii=False, check_circular=False, default=_plain
 )
+_LONG_TEXT: Final = 4096  # characters
 _HASHED_AT_ONCE: Final = 1 << 18  # characters
 
 
@@ -424,8 +425,18 @@ def parse(value: bytes) -> Any:
 
 
 def signature(tool: str, arguments: Any) -> str:
-    """SHA-256 over tool name and canonical arguments; absent, null and {} are one."""
+    """SHA-256 over tool name and canonical arguments; absent, null and {} are one.
+
+    A long text among the arguments, say a file, stands there by a hash of its own: to write it as JSON would take four
+    times as long as to hash it, and memory for two copies. -Infinity marks it, which no value from downstream holds.
+    """
+    if isinstance(arguments, dict):
+        arguments = {key: [-math.inf, sha256(value)] if _is_long(value) else value for key, value in arguments.items()}
     return sha256(canonical([tool, {} if arguments is None else arguments]))
+
+
+def _is_long(value: Any) -> bool:
+    return isinstance(value, str) and len(value) > _LONG_TEXT
 
 
 @cache
