@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("checkpoint.calls")
 
 MAX_CALL_ID: Final = 200  # characters
+_LARGE_BYTES: Final = 1 << 16
 _OTHER_SHAPE: Final = "its answer on record is of another shape"
 
 
@@ -354,8 +355,8 @@ class Calls:
             self._workflows.happened(ask, decision)
             slot.fill(request.line)
             flight.left_at = self._loop.time()
-            if not self._settings.restarts_upstream:
-                request.line = b""  # it may be large, and its answer far away
+            if len(request.line) > _LARGE_BYTES and not self._settings.restarts_upstream:
+                self._let_go(flight)
 
         slot = self._turn.hold(self._turn.up, facts, len(request.line), leave, refuse)
         flight = request.flight = self._flights[request.id] = _Flight(entry, request, slot, fork)
@@ -363,6 +364,14 @@ class Calls:
             self._beginning = flight
         if self._settings.call_timeout_s is not None:
             flight.timer = self._loop.call_later(self._settings.call_timeout_s, lambda: self._time_out(flight))
+
+    def _let_go(self, flight: _Flight) -> None:
+        """Drops the line and the arguments of a call that has left: its answer may be far away."""
+        request = flight.first
+        request.line = b""
+        request.call = request.call._replace(arguments=None)
+        request.message = request.message._replace(call=request.call)
+        flight.entry = self._journal.let_go_of_arguments(flight.entry)
 
     def _draft(self, request: _Request, ask: Ask, place: Place) -> Entry:
         """The row of a call that is about to leave."""
@@ -415,6 +424,8 @@ class Calls:
         _log.warning("workflow %s, sequence %d: diverged", *entry.place)
         del self._requests[request.id]
         call, id_bytes = request.call, request.message.id_bytes
+        if entry.status is Status.PENDING and entry.arguments is None:
+            entry = entry._replace(arguments=self._journal.arguments(entry))
         self._turn.reply(self._refusals.diverged(id_bytes, entry, call.name, call.arguments))
         self._report_refused(request, Reason.DIVERGED)
 

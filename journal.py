@@ -248,6 +248,11 @@ class Journal:
         with self._reading as records:
             return records.standing(workflow_id, sequence)
 
+    def arguments(self, entry: Entry) -> bytes | None:
+        """The arguments of an attempt as they are on disk; None where it has none, or is not there yet."""
+        with self._reading as records:
+            return records.arguments(entry.id)
+
     def unanswered(self) -> list[Entry]:
         """The calls of this process without an answer on disk, those included whose own row is not there yet."""
         return list(self._live.values())
@@ -387,6 +392,11 @@ class Journal:
         self._live[workflow_id, sequence] = drafted
         self._last_sequence[workflow_id] = max(sequence, last)
         return drafted
+
+    def let_go_of_arguments(self, entry: Entry) -> Entry:
+        """A call of this process without its arguments, which may be large and are on disk: `arguments` reads them."""
+        self._live[entry.place] = slim = entry._replace(arguments=None)
+        return slim
 
     def withdraw(self, entry: Entry) -> None:
         """Takes back a draft whose fact was not appended."""

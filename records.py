@@ -16,6 +16,7 @@ _ENTRY: Final = (
     " started_at, call_id, era = 'modern', cause FROM attempts "
 )
 _ATTEMPTS_AT: Final = _ENTRY + "WHERE workflow_id = ? AND sequence = ? ORDER BY attempt DESC"
+_ARGUMENTS: Final = "SELECT arguments FROM dispatches WHERE id = ?"
 _LAST_ATTEMPT: Final = "SELECT max(attempt) FROM dispatches WHERE workflow_id = ? AND sequence = ?"
 _ENTRY_BY_ID: Final = _ENTRY + "WHERE id = ?"
 _OPEN_DOUBTS: Final = "SELECT dispatch FROM doubts WHERE is_open ORDER BY dispatch"
@@ -78,7 +79,7 @@ _WORKFLOW_ID: Final = "SELECT workflow_id FROM journal"
 QUERIES: Final = (
     _ATTEMPTS_AT, _LAST_ATTEMPT, _ENTRY_BY_ID, _OPEN_DOUBTS, _LEFT_OPEN, _LAST_SEQUENCE, _NEXT_SEQUENCE, _WITH_CALL_ID,
     _WITH_SIGNATURE, _ROUNDS, _WITH_STATE, _WITH_TASK, _TASK_ANSWER, _TASK_ENDED, _FORKS, _PRUNED, _NEWEST_EPOCH,
-    _LAST_ID, _DUE_REPORTS, _NEXT_REPORT, _GIVEN_UP,
+    _LAST_ID, _DUE_REPORTS, _NEXT_REPORT, _GIVEN_UP, _ARGUMENTS,
 )  # fmt: skip
 
 
@@ -116,6 +117,11 @@ class Records:
     def newest_epoch(self) -> int | None:
         """The epoch of the last process that dispatched."""
         found: int | None = self._database.execute(_NEWEST_EPOCH).fetchone()[0]  # every commit asks
+        return found
+
+    def arguments(self, dispatch: int) -> bytes | None:
+        """The arguments of an attempt; None where it has none."""
+        found: bytes | None = self._one(_ARGUMENTS, dispatch)
         return found
 
     def last_id(self) -> int:

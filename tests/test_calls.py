@@ -360,6 +360,23 @@ def test_another_signature_diverges_while_the_first_is_pending(bench: Bench) -> 
     assert bench.error(call(2, arguments={"n": 1}, seq=1))["facts"]["status"] == "PENDING"
 
 
+@pytest.mark.parametrize("is_on_disk", [True, False])
+def test_large_arguments_of_a_call_under_way_are_kept_on_disk_alone(is_on_disk: bool, bench: Bench) -> None:
+    large = call(1, arguments={"n": 0, "text": "x" * 100_000}, seq=1)
+    other = call(2, arguments={"n": 1}, seq=1)
+    if is_on_disk:
+        bench.ask(large)
+        assert bench.journal is not None
+        assert [entry.arguments for entry in bench.journal.unanswered()] == [None]
+        refused = bench.error(other)
+    else:
+        refused = bench.error(large, other)
+    assert refused["facts"]["expected"]["arguments"]["n"] == 0
+    assert sorted(refused["facts"]["differs"]) == ["/n", "/text"]
+    assert texts(bench.answer(result(1))) == [(1, "ok")]
+    assert texts(bench.restart().ask(large.replace(b'"id":1', b'"id":3'))) == [(3, "ok")]
+
+
 # -------------------------------------------------------------------------------------------------------------- cancels
 
 
