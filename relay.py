@@ -230,13 +230,15 @@ class Relay:
 
     def _pass_unguarded(self, line: bytes, is_first: bool) -> None:
         """Without a journal a line is only looked at where its answer will name the server, or is reported."""
+        if self._reports is None and not wire.may_greet(line):
+            self._up.send(line)
+            return
         message = wire.Message()
-        if self._reports is not None or wire.may_greet(line):
-            with suppress(wire.WireError):
-                message = wire.read_downstream(line, is_first=is_first)
-            is_listing = self._reports is not None and message.method == wire.TOOLS_LIST
-            if (is_listing or message.method in _NAMES_SERVER) and message.id is not None:
-                self._open[message.id] = message
+        with suppress(wire.WireError):
+            message = wire.read_downstream(line, is_first=is_first)
+        is_listing = self._reports is not None and message.method == wire.TOOLS_LIST
+        if (is_listing or message.method in _NAMES_SERVER) and message.id is not None:
+            self._open[message.id] = message
         self._up.send(line)
         self._follow(message)
 
