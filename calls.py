@@ -421,11 +421,11 @@ class Calls:
         return wire.replay_line(request.message.id_bytes, body, is_error=is_error)
 
     def _diverge(self, request: _Request, entry: Entry) -> None:
+        if entry.status is Status.PENDING and entry.arguments is None:  # they may have been let go of
+            entry = entry._replace(arguments=self._journal.arguments(entry))
         _log.warning("workflow %s, sequence %d: diverged", *entry.place)
         del self._requests[request.id]
         call, id_bytes = request.call, request.message.id_bytes
-        if entry.status is Status.PENDING and entry.arguments is None:
-            entry = entry._replace(arguments=self._journal.arguments(entry))
         self._turn.reply(self._refusals.diverged(id_bytes, entry, call.name, call.arguments))
         self._report_refused(request, Reason.DIVERGED)
 

@@ -32,7 +32,7 @@ class EventLoop(asyncio.SelectorEventLoop):
         self._turns = _Selector()
         super().__init__(self._turns)
         self._at_end: list[Callable[[], object]] = []
-        self._pipe: tuple[int, ...] = ()
+        self._pipe = os.pipe()  # nothing is ever written to it: the selector says that it is ready
 
     @staticmethod
     def running() -> "EventLoop":
@@ -46,26 +46,24 @@ class EventLoop(asyncio.SelectorEventLoop):
     def at_turn_end(self, callback: Callable[[], object]) -> None:
         """Runs `callback` once all that is ready now was handed out."""
         if not (self._at_end or self._turns.is_in_turn):  # a timer asks, say, or nobody has asked before
-            self.call_soon(self._end_turn)
-            self._tell_ends()
+            self.call_soon(self._run_callbacks)
+            if self._turns.last is None:  # from now on, the end of a turn is one more event in it
+                self.add_reader(self._pipe[0], self._end_turn)
+                self._turns.last = self._turns.get_key(self._pipe[0])
         self._at_end.append(callback)
-
-    def _tell_ends(self) -> None:
-        """From now on, the end of a turn is one more event in it."""
-        if not self._pipe:
-            self._pipe = os.pipe()  # nothing is ever written to it: the selector says that it is ready
-            self.add_reader(self._pipe[0], self._end_turn)
-            self._turns.last = self._turns.get_key(self._pipe[0])
 
     def _end_turn(self) -> None:
         self._turns.is_in_turn = False
+        self._run_callbacks()
+
+    def _run_callbacks(self) -> None:
         callbacks, self._at_end = self._at_end, []
         for callback in callbacks:
             callback()
 
     def close(self) -> None:
-        for fd in self._pipe:
-            self.remove_reader(fd)
-            os.close(fd)
-        self._pipe = ()
+        if not self.is_closed():
+            self.remove_reader(self._pipe[0])
+            for fd in self._pipe:
+                os.close(fd)
         super().close()

@@ -674,7 +674,8 @@ class _Transaction:
         if error is None:
             try:
                 database.execute("COMMIT")
-            except (sqlite3.Error, OSError) as refused:
+            except BaseException as refused:
                 self._journal._abandon(database, refused)
+                raise
         else:
             self._journal._abandon(database, error)

@@ -139,7 +139,7 @@ class Relay:
         for line in lines:
             if not line.isspace():
                 self._read_downstream(line)
-        if not self._turn.is_due:  # at its end that is said anyway
+        if not self._turn.ends_soon:  # at its end that is said anyway
             self._on_change()
 
     def from_upstream(self, lines: Iterable[bytes]) -> None:
@@ -147,7 +147,7 @@ class Relay:
         for line in lines:
             if not line.isspace():
                 self._read_upstream(line)
-        if not self._turn.is_due:
+        if not self._turn.ends_soon:
             self._on_change()
 
     def when_written(self) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import sqlite3
 
 APPLICATION_ID: Final = 0x43484B50  # "CHKP"
-FORMAT: Final = 1  # user_version
+FORMAT: Final = 2  # user_version; 1 had other signatures, and was in no release
 
 # Dispatch and outcome are facts that are only ever appended; what a call's status is follows from them in one place,
 # the view `attempts`. A row is written once: nothing is rewritten when a call ends.
@@ -210,24 +210,23 @@ def inode_of(path: str) -> Inode | None:
 class OpenFile:
     """A file that this process has open: whether its path still names it. Never opens it itself.
 
-    Where the system tells the name of a descriptor (Linux), that is asked for instead of the inode behind the path. To
-    stat a file makes the next write to it put down the exact time, with which the sync that follows takes half as long
-    again (ext4, from Linux 6.13 on).
+    To stat a file makes the next write to it put down the exact time, with which the sync that follows takes half as
+    long again (ext4, from Linux 6.13 on). So where the system tells the name of a descriptor (Linux), the inode behind
+    the path is looked at only once that name is another. Another file mounted over the path is not noticed then.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._inode = inode_of(path)
         self._link = _link_to(path)
-        self._inode = inode_of(path) if self._link is None else None
 
     def is_in_place(self) -> bool:
         """False once it was moved, deleted or replaced."""
-        if self._link is None:
-            return inode_of(self._path) == self._inode
-        try:
-            return os.readlink(self._link) == self._path
-        except OSError:
-            return False
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                if os.readlink(self._link) == self._path:
+                    return True
+        return inode_of(self._path) == self._inode
 
 
 def _link_to(path: str, descriptors: str = "/proc/self/fd") -> str | None:
@@ -323,8 +322,9 @@ class Files:
             raise JournalError(f"journal {self.typed}: a database of another program; give another path")
         written_by = int.from_bytes(header[60:64], "big")
         if written_by != FORMAT:
+            other = "a newer Checkpoint" if written_by > FORMAT else "the Checkpoint that wrote it, or a new journal"
             raise JournalError(
-                f"journal {self.typed}: has format {written_by}, this version reads {FORMAT}; use a newer Checkpoint"
+                f"journal {self.typed}: has format {written_by}, this version reads {FORMAT}; use {other}"
             )
 
     def create(self, workflow_id: str, now_ms: int) -> None:

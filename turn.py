@@ -254,6 +254,11 @@ class Turn:
         self.owes_replies = False  # lines of our own making may be stuck on their way down
         self.is_crashing = False  # at mid_upstream: what upstream says now must not be read
 
+    @property
+    def ends_soon(self) -> bool:
+        """Whether its end comes with that of what is ready now, and not once another program lets the database go."""
+        return self.is_due and self._retry is None
+
     def waiting_bytes(self, lane: Lane) -> int:
         """The size of the lines for one direction that wait for the disk."""
         return sum(held.size for held in self._held if held.lane is lane)

@@ -491,8 +491,7 @@ def _begin_of(text: str, is_first: bool) -> int:
 def _read_message(line: bytes, text: str, members: _Object) -> Message:
     """What one object is. Raises WireError for one that must not go upstream."""
     fields = dict(members)
-    is_plain = len(fields) == len(members) and fields.keys() <= _ENVELOPE
-    if not is_plain and _has_doubtful_keys(members, _ENVELOPE):
+    if _has_doubtful_keys(members, fields, _ENVELOPE):
         _, id_bytes = _read_id(line, text, members)
         raise _refused(INVALID_REQUEST, "Invalid request: a member of the envelope is repeated or misspelt", id_bytes)
     identity = _identity(fields.get("id", _ABSENT)[0])
@@ -559,8 +558,7 @@ def _read_call(
     params = fields.get("params", _ABSENT)[0]
     if not isinstance(params, _Object):
         raise refuse(INVALID_PARAMS, "Invalid params: params must be an object")
-    is_plain = len(param) == len(params) and param.keys() <= _CALL_PARAMS
-    if not is_plain and _has_doubtful_keys(params, _CALL_PARAMS):
+    if _has_doubtful_keys(params, param, _CALL_PARAMS):
         raise refuse(INVALID_REQUEST, "Invalid request: a member of params is repeated or misspelt")
     name, arguments = param.get("name", _ABSENT)[0], param.get("arguments", _ABSENT)[0]
     meta = param["_meta"][0] if "_meta" in param else {}
@@ -586,15 +584,14 @@ def _read_call(
     )
 
 
-def _has_doubtful_keys(members: _Object, names: frozenset[str]) -> bool:
+def _has_doubtful_keys(members: _Object, fields: Mapping[str, _Field], names: frozenset[str]) -> bool:
     """Whether two parsers could read one of `names` differently: Go matches keys regardless of case, C ends them at a
-    NUL, and the last of two equal keys wins in some parsers, the first in others.
-
-    Not so where each key is one of `names` and there once, which most objects are, and which is quick to see.
-    """
-    keys = [key for key, _ in members]
-    spellings = [key.partition("\0")[0].casefold() for key in keys]
-    return any(spellings.count(name.casefold()) > (name in keys) for name in names)
+    NUL, and the last of two equal keys wins in some parsers, the first in others. `fields` are the members by key."""
+    # Each name may be there once, in its own spelling. Most objects have no other keys, which is quick to see.
+    if len(fields) == len(members) and fields.keys() <= names:
+        return False
+    spellings = [key.partition("\0")[0].casefold() for key, _ in members]
+    return any(spellings.count(name.casefold()) > (name in fields) for name in names)
 
 
 def _spelt(members: _Object, name: str) -> list[_Field]:

@@ -27,10 +27,11 @@ from memory import (
     spoil,
 )
 
-from journal import Journal
+from journal import Journal, JournalBusy
 from settings import Settings
 from states import MAX_SEQUENCE, Cause, Entry, Status
 from storage import Files, Lock
+from turn import RETRY_S
 
 
 @pytest.fixture
@@ -375,6 +376,20 @@ def test_large_arguments_of_a_call_under_way_are_kept_on_disk_alone(is_on_disk: 
     assert sorted(refused["facts"]["differs"]) == ["/n", "/text"]
     assert texts(bench.answer(result(1))) == [(1, "ok")]
     assert texts(bench.restart().ask(large.replace(b'"id":1', b'"id":3'))) == [(3, "ok")]
+
+
+def test_a_divergence_that_cannot_be_shown_yet_waits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.ask(call(1, arguments={"text": "x" * 100_000}, seq=1))
+    assert bench.journal is not None
+
+    def busy(entry: Entry) -> None:
+        raise JournalBusy("locked")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.journal, "arguments", busy)
+        assert bench.ask(call(2, arguments={"n": 1}, seq=1)) == []
+    bench.loop.advance(RETRY_S)
+    assert reasons(bench.down.lines) == [(2, "diverged")]
 
 
 # -------------------------------------------------------------------------------------------------------------- cancels

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from selectors import SelectorKey
 
 import pytest
 
@@ -64,6 +65,21 @@ def test_a_turn_ends_when_all_that_was_ready_is_handed_out(loop: EventLoop) -> N
         ready_pipes(loop, stack, first_to_come("a"), first_to_come("b"))
         run_until_stopped(loop)
         assert (sorted(said[:2]), said[2:]) == (["a", "b"], ["end"])
+
+
+def test_the_end_of_a_turn_needs_no_further_look(loop: EventLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[float | None] = []
+    select = loop._turns.select
+
+    def watched(timeout: float | None = None) -> list[tuple[SelectorKey, int]]:
+        timeouts.append(timeout)
+        return select(timeout)
+
+    monkeypatch.setattr(loop._turns, "select", watched)
+    with ExitStack() as stack:
+        ready_pipes(loop, stack, partial(loop.at_turn_end, partial(loop.call_later, 0.01, loop.stop)))
+        run_until_stopped(loop)
+    assert timeouts[1] != 0
 
 
 def test_what_a_timer_asks_for_comes_too(loop: EventLoop) -> None:

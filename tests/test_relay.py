@@ -13,6 +13,7 @@ from memory import (
     Bench,
     call,
     cancel,
+    database_held,
     error_of,
     failure,
     line,
@@ -592,6 +593,18 @@ def test_the_edges_are_told_of_every_change(bench: Bench) -> None:
         step()
         counts.append(bench.changes)
     assert all(later > earlier for earlier, later in itertools.pairwise(counts))
+
+
+def test_the_edges_are_told_of_each_line_while_another_program_holds_the_database(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    bench = Bench(path, HANDSHAKE_NAMES)
+    bench.call(call(1), result(1))
+    with database_held(path):
+        bench.ask(call(2))
+        for say, line in ((bench.relay.from_downstream, notification("n")), (bench.relay.from_upstream, result(9))):
+            before = bench.changes
+            say([line])
+            assert bench.changes > before
 
 
 # --------------------------------------------------------------------------------------------------------- the two ends

@@ -120,6 +120,11 @@ def other_database_in_wal_mode(path: Path) -> None:
     change(path, "PRAGMA journal_mode = WAL", "CREATE TABLE meta (k, v)")
 
 
+def older_journal(path: Path) -> None:
+    taken(path).close()
+    change(path, f"PRAGMA user_version = {FORMAT - 1}")
+
+
 def newer_journal(path: Path) -> None:
     taken(path).close()
     change(path, f"PRAGMA user_version = {FORMAT + 1}")
@@ -172,8 +177,9 @@ UNUSABLE: Final[list[tuple[Callable[[Path], None], str]]] = [
     (short_file, "not a Checkpoint journal; give another path"),
     (other_database, "a database of another program; give another path"),
     (other_database_in_wal_mode, "a database of another program; give another path"),
-    (newer_journal, "has format 2, this version reads 1; use a newer Checkpoint"),
-    (half_stamped, "has format 0, this version reads 1; use a newer Checkpoint"),
+    (newer_journal, "has format 3, this version reads 2; use a newer Checkpoint"),
+    (older_journal, "has format 1, this version reads 2; use the Checkpoint that wrote it, or a new journal"),
+    (half_stamped, "has format 0, this version reads 2; use the Checkpoint that wrote it, or a new journal"),
     (folder_instead, "not a regular file; give the path of a file"),
     (fifo, "not a regular file; give the path of a file"),
     (link_to_null, "not a regular file; give the path of a file"),
@@ -567,6 +573,32 @@ def test_a_fact_that_cannot_be_written_down_leaves_no_transaction_open(path: Pat
         journal.withdraw(bad)
         completed(journal, 1)
     assert rows(path) == [(1, "COMPLETED")]
+
+
+class OutOfMemory:
+    """A connection that runs out of memory in its commits."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self.database = database
+
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        if statement == "COMMIT":
+            raise MemoryError
+        return self.database.execute(statement, *values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.database, name)
+
+
+def test_a_commit_that_ends_in_any_other_way_leaves_no_transaction_open(path: Path) -> None:
+    journal = taken(path)
+    database = journal._database
+    assert database is not None
+    journal._database = OutOfMemory(database)  # type: ignore[assignment]
+    with pytest.raises(MemoryError):
+        dispatch(journal, an_entry(1))
+    assert not database.in_transaction
+    journal.close()
 
 
 # ------------------------------------------------------------------------------------------------------------ commits
@@ -1207,6 +1239,15 @@ def test_no_commit_stats_the_log_which_would_slow_down_its_sync(path: Path, monk
 def files_of(folder: Path) -> dict[str, bytes]:
     """What stands in files: the index in shared memory is our own, and a read leaves its mark there."""
     return {name: content for name, content in contents(folder).items() if not name.endswith("-shm")}
+
+
+def test_a_folder_may_move_if_a_link_to_it_takes_its_place(path: Path, folder: Path) -> None:
+    with owned(path) as journal:
+        completed(journal, 1)
+        folder.rename(folder.with_suffix(".moved"))
+        folder.symlink_to(folder.with_suffix(".moved"))
+        completed(journal, 2)
+    assert rows(path) == [(1, "COMPLETED"), (2, "COMPLETED")]
 
 
 def test_a_checkpoint_looks_at_the_files_first(path: Path) -> None:

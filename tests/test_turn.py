@@ -170,11 +170,14 @@ def test_both_directions_share_a_commit_and_are_told_after_it(desk: Desk, path: 
         ]
 
 
-def test_a_turn_that_is_ended_by_hand_does_not_end_twice(desk: Desk) -> None:
+def test_a_turn_that_was_ended_by_hand_ends_once_more_in_vain(desk: Desk, path: Path) -> None:
     desk.hold("a", [Dispatched(desk.draft(1))])
     desk.turn.end()
+    assert desk.loop.waiting == 1
     desk.loop.run()
-    assert (desk.told, desk.up.lines) == ([("a", None)], [b"a"])
+    assert (desk.told, desk.up.lines, desk.changes) == ([("a", None)], [b"a"], 2)
+    with read_only(path) as database:
+        assert database.execute("SELECT count(*) FROM dispatches").fetchone() == (1,)
 
 
 def test_a_busy_database_is_tried_again_by_one_timer_until_each_has_waited_long_enough(desk: Desk, path: Path) -> None:

@@ -726,6 +726,13 @@ def test_the_form_that_is_hashed_never_changes(arguments: str, text: str) -> Non
     assert accepted_call(call(arguments)).signature == sha256(f'["t",{text}]')
 
 
+def test_the_digests_on_disk_never_change() -> None:
+    """Should one of these have to, `storage.FORMAT` must too."""
+    arguments = '{"b":[true,null,"é\\u0000"],"a":-0,"c":1e700,"d":{"x":2,"x":3},"e":"\\ud83d","f":"%s"}' % ("x" * 4097)
+    digest = "eb37bbb0ae0421c26a79e860aa462d09572da97ec93bf3dc093b98a4e515e11c"
+    assert accepted_call(call(arguments)).signature == digest
+
+
 def sha256(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
