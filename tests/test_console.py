@@ -535,7 +535,7 @@ def test_an_export_is_the_whole_journal_in_lines(path: Path, says: Says) -> None
     header, *lines = says.objects("export", path)
     assert header == {
         "type": "journal",
-        "format": 1,
+        "format": 2,
         "workflow_id": "run",
         "created_at": "2026-09-21T14:13:20.000Z",
     }
