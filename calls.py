@@ -82,7 +82,7 @@ class _Flight:
     It is in flight until upstream has answered or is gone, whatever downstream was told: after a cancel, nobody waits.
     """
 
-    __slots__ = ("answer", "entry", "fact", "first", "fork", "left_at", "requests", "slot", "timer")
+    __slots__ = ("entry", "fact", "first", "fork", "left_at", "requests", "said", "slot", "timer")
 
     def __init__(self, entry: Entry, first: _Request, slot: Slot, fork: Fork | None) -> None:
         self.entry = entry
@@ -92,7 +92,7 @@ class _Flight:
         self.fork = fork  # the branch that begins with it
         self.left_at: float | None = None  # for upstream
         self.timer: Handle | None = None  # for how long it may take
-        self.answer: wire.Answer | None = None  # upstream's first word on it
+        self.said: tuple[bool, bytes] | None = None  # upstream's first word on it: whether an error, and its body
         self.fact: Answered | Doubted | None = None  # what became of it, on its way to disk
 
     @property
@@ -524,7 +524,7 @@ class Calls:
                 continue  # upstream cannot mean a call that it has not got under this id
             flights.append(flight)
             if flight.fact is None:  # a second answer changes nothing: it only may not overtake the first
-                flight.answer = answer._replace(members={})  # which may be large, and have said what they have to say
+                flight.said = answer.is_error, answer.body
                 facts += self._conclude(flight, self._fact(flight.entry, answer, is_stdin_closed))
         if flights:
             self._hold_back(line, facts, flights)
@@ -579,29 +579,30 @@ class Calls:
 
     def _land(self, flight: _Flight, slot: Slot) -> bool:
         """Answers whoever waits for a call that is over, as its fact says; whether upstream's own line may pass too."""
-        waiting, answer = self._release(flight), flight.answer
-        if answer is None or not isinstance(flight.fact, Answered):
+        waiting = self._release(flight)
+        if flight.said is None or not isinstance(flight.fact, Answered):
             self._workflows.released(flight.entry)
             self._tell(flight, waiting, slot)
             return False
         joined = [request for request in waiting if request is not flight.first]
-        served = [request for request in joined if self._serve(request, flight, flight.fact, answer, slot)]
+        served = [request for request in joined if self._serve(request, flight, flight.fact, flight.said, slot)]
         if served or len(joined) < len(waiting):
             self._turn.answered(flight.entry)
         else:
             self._workflows.released(flight.entry)
-        if self._catalog is not None and flight.entry.is_modern and not answer.is_error:
+        if self._catalog is not None and flight.entry.is_modern and flight.fact.error is None:
             self._catalog.client_is_ready(flight.first.call.meta)
         # A late answer is for clients of the handshake era, and for none that was told not to wait for it.
         return flight.first in waiting or not (flight.entry.is_modern or flight.entry.cause is Cause.TIMEOUT)
 
-    def _serve(self, request: _Request, flight: _Flight, fact: Answered, answer: wire.Answer, slot: Slot) -> bool:
+    def _serve(self, request: _Request, flight: _Flight, fact: Answered, said: tuple[bool, bytes], slot: Slot) -> bool:
         """Answers a request that joined a call; whether the answer fits it, else it is refused."""
-        recorded = flight.entry._replace(status=fact.status, error=answer.body if answer.is_error else None)
+        is_error, body = said
+        recorded = flight.entry._replace(status=fact.status, error=body if is_error else None)
         if not _fits(recorded, request):
             self._refuse(request, Reason.DIVERGED, entry=recorded, why=_OTHER_SHAPE)
             return False
-        slot.fill(self._replayed(request, flight.entry, answer.body, is_error=answer.is_error))
+        slot.fill(self._replayed(request, flight.entry, body, is_error=is_error))
         if self._reports is not None:
             self._reports.replayed(request.message, read_at=request.read_at)
         return True
@@ -622,16 +623,14 @@ class Calls:
     def _hand_over(self, flight: _Flight, slot: Slot, error: JournalError) -> None:
         """Gives whoever waits for a call what upstream said and the journal could not keep."""
         self._has_left_doubt |= isinstance(error, JournalFailed)  # else it is recorded once the database is free
-        answer = flight.answer
-        if answer is None or isinstance(flight.fact, Doubted):
+        if flight.said is None or isinstance(flight.fact, Doubted):
             self._land(flight, slot)
             return
-        said = answer.is_error, answer.body
         entry = flight.entry._replace(status=Status.IN_DOUBT, cause=Cause.JOURNAL_UNAVAILABLE)
         self._workflows.released(flight.entry)
         for request in self._release(flight):
             id_bytes, reason = request.message.id_bytes, Reason.JOURNAL_UNAVAILABLE
-            slot.fill(self._refusals.line(id_bytes, reason, entry=entry, why=str(error), answer=said))
+            slot.fill(self._refusals.line(id_bytes, reason, entry=entry, why=str(error), answer=flight.said))
 
     def _release(self, flight: _Flight) -> list[_Request]:
         """The requests that waited for a call which is in flight no more."""

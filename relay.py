@@ -8,7 +8,7 @@ byte goes downstream. calls.py says what is due, turn.py keeps the order; here l
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -407,20 +407,22 @@ class Relay:
             return True
         return self._catalog is not None and self._catalog.take_own(answer)
 
-    def _named(self, line: bytes, answers: Iterable[wire.Answer]) -> bytes:
+    def _named(self, line: bytes, answers: Sequence[wire.Answer]) -> bytes:
         """A line with our name for upstream's, and with the place of a call where that is wanted."""
-        results = {answer.start: answer for answer in answers if not answer.is_error}
-        for start in sorted(results, reverse=True):  # from the end, so that a span that grows moves no other
-            answer = results[start]
+        if len(answers) > 1:  # from the end, so that a span that grows moves no other; two ids may have one span
+            answers = [one for _, one in sorted({answer.start: answer for answer in answers}.items(), reverse=True)]
+        for answer in answers:
+            if answer.is_error:
+                continue
             request = self._open.get(answer.id)
             is_handshake = request is not None and request.method in _NAMES_SERVER
             body = answer.body
             if is_handshake or "_meta" in answer.members:  # nowhere else is a server named, and bodies may be large
                 body = self._settings.named(body, is_handshake=is_handshake)
-            if self._calls is not None:
+            if self._settings.annotates and self._calls is not None:
                 body = self._calls.annotated(answer.id, body)
             if body is not answer.body:
-                line = line[:start] + body + line[start + len(answer.body) :]
+                line = line[: answer.start] + body + line[answer.start + len(answer.body) :]
         return line
 
     def _read_answers(self, line: bytes, answers: tuple[wire.Answer, ...]) -> None:
