@@ -7,7 +7,7 @@ Microseconds differ between machines and minutes; a ratio in one table does so m
 the middle half of the same ratio in each block alone.
 
     scripts/bench.py                            every part in less than a minute
-    scripts/bench.py --full                     what the README shows; ten minutes, installs a peer first
+    scripts/bench.py --full                     what the README shows; four minutes, installs a peer first
     scripts/bench.py --only "200 B" --seed 7    parts whose name contains this, in the turns of an earlier run
     scripts/bench.py --full --svg docs/bench.svg
 
