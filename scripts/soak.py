@@ -102,6 +102,7 @@ class Resident:
         self.answered: list[int] = []
         self._number = self._workflow = 0
         self.answers = self.replayed = self.restarts = 0
+        self.cancelled: set[int] = set()  # an answer may still be on its way
         self.doubted: set[int] = set()
         self.lost: set[int] = set()
         self.samples: list[Sample] = []
@@ -159,6 +160,7 @@ class Resident:
             json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode() + b"\n"
         )
         self.talk.waiting.discard(pin)
+        self.cancelled.add(pin)
 
     def _kill_server(self) -> None:
         for pid in children_of(self.talk.process.pid):
@@ -192,7 +194,7 @@ class Resident:
         self.answered.append(pin)
         if len(self.answered) > KEPT:
             forgotten = self.answered.pop(self._rng.randrange(KEPT))
-            if forgotten not in self.talk.waiting:
+            if forgotten not in self.talk.waiting and forgotten not in self.cancelled:
                 del self.calls[forgotten]
 
     def _lose(self, call: Call, why: str) -> None:
