@@ -638,8 +638,8 @@ def read_upstream(line: bytes, *, is_first: bool = False) -> Upstream | None:
         for fragment in line.split(b"\r"):
             more = _read_upstream(fragment, start=start)
             answers = [answer for answer in more.answers if answer not in read.answers]
-            # Fragments make no parts, so what is only in them counts as one.
-            objects = read.objects or min(more.objects, 1)
+            # Fragments make no parts, so with an answer that is only in them the whole line counts as one.
+            objects = 1 if answers else read.objects or min(more.objects, 1)
             methods, cancels = read.methods + more.methods, read.cancels + more.cancels
             read = Upstream((*read.answers, *answers), methods, objects, cancels)
             start += len(fragment) + 1

@@ -67,8 +67,14 @@ def test_a_finished_call_is_replayed_under_the_id_of_the_asker_and_never_runs_ag
     assert again.rows() == [(1, 1, "COMPLETED"), (2, 1, "COMPLETED")]
 
 
-def test_an_answer_that_carriage_returns_cut_is_passed_on_whole(bench: Bench) -> None:
-    said = b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"more":\r[{},{}]\r}}\n'
+@pytest.mark.parametrize(
+    "said",
+    [
+        b'{"jsonrpc":"2.0","id":1,"result":{"content":[],"more":\r[{},{}]\r}}\n',
+        b'[{"method":"x"},{"method":"y"}\r{"jsonrpc":"2.0","id":1,"result":{"content":[]}}\n',
+    ],
+)
+def test_an_answer_that_carriage_returns_cut_is_passed_on_whole(said: bytes, bench: Bench) -> None:
     assert bench.call(call(1, seq=1), said) == [said]
     assert bench.rows() == [(1, 1, "COMPLETED")]
 

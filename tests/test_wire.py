@@ -1344,7 +1344,15 @@ def test_the_parts_of_an_array_are_lines_of_their_own() -> None:
     assert wire.parts(b"[1,\n") == []
 
 
-@pytest.mark.parametrize("line", [b'{"id":1,"result":{"a":\r[{},{}]\r}}\n', b'x\r[{"id":1,"result":{}},{}]\r\n'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"id":1,"result":{"a":\r[{},{}]\r}}\n',
+        b'x\r[{"id":1,"result":{}},{}]\r\n',
+        b'[{},{}\r{"id":1,"result":{}}\n',
+        b'[{},{}\r{"id":1,"result":{}}\r{}\n',
+    ],
+)
 def test_what_carriage_returns_cut_out_is_no_part_of_a_line(line: bytes) -> None:
     """Whoever splits a line that holds several objects into parts must get something smaller."""
     found = upstream(line)
