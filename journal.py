@@ -528,7 +528,7 @@ class Journal:
             case TaskEnded(entry):
                 self._doubts.pop(entry.id, None)
             case Doubted(entry, cause) if entry.id not in self._doubts:
-                doubted = entry._replace(status=Status.IN_DOUBT, cause=cause)
+                doubted = entry._replace(status=Status.IN_DOUBT, cause=cause, arguments=None)  # it may be kept for long
                 if entry.place in self._live:
                     self._doubts[entry.id] = self._live[entry.place] = doubted
                 elif entry.status is Status.TASK:

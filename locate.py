@@ -100,6 +100,8 @@ class Progress:
     leaves nothing behind to be undone. Changed only by the methods.
     """
 
+    __slots__ = ("bound", "branch", "cursor", "family", "left", "matched", "parted", "reached", "unpinned", "used")
+
     def __init__(self, family: Family, branch: str, unpinned: Unpinned = Unpinned.NEW) -> None:
         self.family = family
         self.branch = branch  # the current one

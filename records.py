@@ -163,13 +163,17 @@ class Records:
         return _entry(self._database.execute(_ENTRY_BY_ID, (dispatch,)).fetchone())
 
     def open_doubts(self) -> list[Entry]:
-        """The attempts that are on record as in doubt and that nothing has settled."""
-        found = [self.by_id(dispatch) for (dispatch,) in self._database.execute(_OPEN_DOUBTS).fetchall()]
+        """The attempts that are on record as in doubt and that nothing has settled; without arguments."""
+        found = [self._slim(dispatch) for (dispatch,) in self._database.execute(_OPEN_DOUBTS).fetchall()]
         return [entry for entry in found if entry.status is Status.IN_DOUBT]  # else an operator has settled it
 
     def left_open(self) -> list[Entry]:
-        """The attempts that an earlier owner left without an outcome, not on record as in doubt yet."""
-        return [self.by_id(dispatch) for (dispatch,) in self._database.execute(_LEFT_OPEN).fetchall()]
+        """The attempts that an earlier owner left without an outcome, not on record as in doubt yet; likewise."""
+        return [self._slim(dispatch) for (dispatch,) in self._database.execute(_LEFT_OPEN).fetchall()]
+
+    def _slim(self, dispatch: int) -> Entry:
+        """An attempt that may be kept for long: nothing is asked of its arguments, which may be large."""
+        return self.by_id(dispatch)._replace(arguments=None)
 
     def last_sequence(self, workflow_id: str) -> int:
         """The highest place that a workflow has or had; 0 for one that has none."""

@@ -722,7 +722,7 @@ def test_a_call_of_this_process_is_pending_for_it_and_in_doubt_for_the_next(path
     with owned(path) as journal:
         lost = entry._replace(status=Status.IN_DOUBT, cause=Cause.RELAY_LOST)
         assert journal.entry(WORKFLOW, 1) == lost
-        assert journal.doubts() == [lost]
+        assert journal.doubts() == [lost._replace(arguments=None)]
 
 
 def test_the_newest_attempt_speaks_for_its_place(path: Path) -> None:
@@ -754,9 +754,10 @@ def test_a_doubt_keeps_its_cause(cause: Cause, path: Path) -> None:
         (entry,) = dispatch(journal, an_entry(1))
         doubt(journal, entry, cause)
         doubted = entry._replace(status=Status.IN_DOUBT, cause=cause)
-        assert journal.doubts() == [doubted] == [journal.entry(WORKFLOW, 1)]
+        slim = doubted._replace(arguments=None)
+        assert journal.doubts() == [slim] == [journal.entry(WORKFLOW, 1)]
     with owned(path) as journal:
-        assert journal.doubts() == [doubted] == [journal.entry(WORKFLOW, 1)]
+        assert (journal.doubts(), journal.entry(WORKFLOW, 1)) == ([slim], doubted)
 
 
 def test_the_first_cause_of_a_doubt_stands(path: Path) -> None:
