@@ -1,7 +1,7 @@
 """The event loop, and the end of each of its turns.
 
 What is found ready at once is one turn, and what becomes of it is committed together (turn.py). So somebody has to say
-when a turn is over. `call_soon` would, after one more look for what is ready; that is a tenth of what a call costs.
+when a turn is over. `call_soon` would, but only after one more look for what is ready: twice in the life of a call.
 """
 
 import asyncio

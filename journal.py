@@ -95,7 +95,7 @@ class Journal:
         self._next_id = 1
         self._last_sequence: dict[str, int] = {}
         self._families: dict[str, Family] = {}
-        self._live: dict[tuple[str, int], Entry] = {}  # ours, dispatched or about to be, not answered; by id
+        self._live: dict[tuple[str, int], Entry] = {}  # ours and not answered, in the order of their ids
         self._doubts: dict[int, Entry] = {}
         self._left_open: list[Entry] = []
         self._rounds: dict[tuple[str, int], Round] | None = None  # by place, once they were asked for

@@ -168,7 +168,7 @@ class Records:
         return [entry for entry in found if entry.status is Status.IN_DOUBT]  # else an operator has settled it
 
     def left_open(self) -> list[Entry]:
-        """The attempts that an earlier owner left without an outcome, not on record as in doubt yet; likewise."""
+        """The attempts that an earlier owner left without an outcome, not in doubt on record yet; without arguments."""
         return [self._slim(dispatch) for (dispatch,) in self._database.execute(_LEFT_OPEN).fetchall()]
 
     def _slim(self, dispatch: int) -> Entry:
