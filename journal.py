@@ -422,7 +422,7 @@ class Journal:
         with self._transaction as database:
             if epoch is None and any(isinstance(fact, Dispatched) for fact in facts):
                 epoch = self._take_over(database, (self._newest_epoch or 0) + 1)
-            doubted = {*self._doubts}
+            doubted: set[int] = set()
             size = sum([self._insert(database, fact, epoch or 0, doubted) for fact in facts])
         if self._log is None:
             self._watch_log()
@@ -450,7 +450,7 @@ class Journal:
     def _insert(self, database: sqlite3.Connection, fact: Fact, epoch: int, doubted: set[int]) -> int:
         """Writes a fact; how many bytes of arguments, answers and the like are in it.
 
-        `doubted` has the ids of all attempts that are on record as in doubt.
+        `doubted` takes the ids of attempts that are put on record as in doubt in this transaction.
         """
         payload: bytes | None = None
         match fact:
@@ -473,7 +473,7 @@ class Journal:
                     " VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (entry.id, status, at_ms, state, task_id, result, error),
                 )
-                if entry.id in doubted:  # an answer has come after all
+                if entry.id in self._doubts or entry.id in doubted:  # an answer has come after all
                     database.execute("UPDATE doubts SET is_open = 0 WHERE dispatch = ?", (entry.id,))
             case Doubted(entry, cause, at_ms):
                 doubted.add(entry.id)
